@@ -1,0 +1,165 @@
+"""The engine's options in one frozen object; host-only. Nothing else configures the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from bucketing.axis import Axis
+from bucketing.grid import Grid
+from bucketing.step_inputs import Limits
+from glm_jax.sampling.params import check_names
+
+_CHOICES = {
+    "step_policy": ("mixed", "prefill_first", "alternate"),
+    "dtype": ("float32", "bfloat16"),
+    "layer_storage": ("auto", "stacked", "per_layer"),
+    "layer_loop": ("auto", "unrolled", "scan"),
+}
+_SMALLEST = {
+    "max_model_len": 2,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "page_size": 1,
+    "max_num_partial_prefills": 1,
+    "long_prefill_token_threshold": 0,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How the engine runs; vLLM's names for what vLLM names.
+
+    Attributes:
+        max_model_len: The most tokens of a request, prompt and output together.
+        max_num_seqs: The most requests running at once: slots, and groups of a step.
+        max_num_batched_tokens: The most prefill rows of a step and exactly the largest prefill
+            bucket. Decode rows are not charged to it; they are bounded by max_num_seqs * width.
+        page_size: Tokens per cache page.
+        num_pages: Pages of the pool, the reserved page 0 included; None holds max_num_seqs
+            requests of max_model_len.
+        prefill_buckets: Sizes of the prefill segment, cut at max_num_batched_tokens.
+        group_buckets: Sizes of the decode segment in groups, cut at max_num_seqs.
+        decode_widths: Rows per decode group.
+        long_prefill_token_threshold: The most rows of one prompt per step while another request
+            is running or waiting; 0 is off, otherwise at least one page.
+        long_prefill_token_threshold_adaptive: Raise that cap to an equal share of the budget when
+            few requests want prefill.
+        max_num_partial_prefills: The most requests that may be in the middle of their prompt.
+        watermark: Fraction of the pool that admission leaves free for running requests to grow.
+        step_policy: "mixed" serves decodes and prefills in one step. "prefill_first" and
+            "alternate" never mix (chunks first, or chunk and decode in turn): for comparison.
+        seed: Base of the seeds of requests that bring none.
+        dtype: Weights and activations; what decides (router, scores, sampling) stays float32.
+        latent_norm_eps: Epsilon of the latent norms; None takes the model config's.
+        layer_storage: How layer weights are held; "auto" chooses by platform.
+        layer_loop: How the layers are traced; "auto" chooses by platform.
+        skip_tokenizer_init: Work on token ids only.
+    """
+
+    max_model_len: int = 4096
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    page_size: int = 64
+    num_pages: int | None = None
+    prefill_buckets: Sequence[int] = (64, 512)
+    group_buckets: Sequence[int] = (1, 8)
+    decode_widths: Sequence[int] = (1,)
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_partial_prefills: int = 4
+    watermark: float = 0.01
+    step_policy: str = "mixed"
+    seed: int = 0
+    dtype: str = "float32"
+    latent_norm_eps: float | None = None
+    layer_storage: str = "auto"
+    layer_loop: str = "auto"
+    skip_tokenizer_init: bool = False
+
+    def __new__(cls, *_: Any, **options: Any) -> "EngineConfig":
+        """Refuse unknown names with the list of allowed ones, before __init__ sees them."""
+        check_names("engine option", options, cls.__dataclass_fields__)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check every value and make the bucket lists tuples."""
+        for name in ("prefill_buckets", "group_buckets", "decode_widths"):
+            object.__setattr__(self, name, _sizes(name, getattr(self, name)))
+        for name, low in _SMALLEST.items():
+            _check_integer(name, getattr(self, name), low)
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; allowed: "
+                    f"{', '.join(repr(choice) for choice in allowed)}."
+                )
+        self._check_pool()
+        self._check_threshold()
+        # Both raise with the reason where the lists make no grid.
+        self.grid()
+
+    def _check_pool(self) -> None:
+        if self.num_pages is not None:
+            _check_integer("num_pages", self.num_pages, 2)
+        if not isinstance(self.watermark, Real) or not 0 <= self.watermark < 1:
+            raise ValueError(
+                f"watermark is {self.watermark!r}; allowed: a fraction of the pool, >= 0 and < 1."
+            )
+        eps = self.latent_norm_eps
+        if eps is not None and (not isinstance(eps, Real) or not 0 < eps < 1):
+            raise ValueError(
+                f"latent_norm_eps is {eps!r}; allowed: None or a number above 0 and below 1."
+            )
+
+    def _check_threshold(self) -> None:
+        threshold = self.long_prefill_token_threshold
+        if 0 < threshold < self.page_size:
+            raise ValueError(
+                f"long_prefill_token_threshold is {threshold}; allowed: 0 (off) or at least one "
+                f"page ({self.page_size} tokens)."
+            )
+        if self.long_prefill_token_threshold_adaptive and threshold == 0:
+            raise ValueError(
+                "long_prefill_token_threshold_adaptive raises long_prefill_token_threshold, "
+                "which is 0 (off). Set a threshold of at least one page."
+            )
+
+    @property
+    def pages_per_seq(self) -> int:
+        """W, pages of a request of max_model_len."""
+        return -(-self.max_model_len // self.page_size)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages of the pool, the reserved page 0 included."""
+        if self.num_pages is not None:
+            return self.num_pages
+        return self.max_num_seqs * self.pages_per_seq + 1
+
+    def limits(self) -> Limits:
+        """Return what the arrays of a step depend on besides the cell."""
+        return Limits(self.max_num_seqs, self.pages_per_seq, self.page_size)
+
+    def grid(self) -> Grid:
+        """Return the grid; its largest buckets are the token budget and max_num_seqs exactly."""
+        return Grid(
+            Axis.cut("prefill rows", self.prefill_buckets, self.max_num_batched_tokens),
+            Axis.cut("groups", self.group_buckets, self.max_num_seqs),
+            tuple(self.decode_widths),
+        )
+
+
+def _sizes(name: str, value: Any) -> tuple[int, ...]:
+    """Return the sizes as a tuple of ints, or raise ValueError."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(size, Integral) and size >= 0 for size in value):
+        raise ValueError(f"{name} is {value!r}; allowed: a list of integers >= 0.")
+    return tuple(int(size) for size in value)
+
+
+def _check_integer(name: str, value: Any, low: int) -> None:
+    """Raise ValueError unless value is an integer of at least `low`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} is {value!r}; allowed: an integer >= {low}.")

@@ -1,0 +1,343 @@
+"""The serving loop: schedule, pack, dispatch, fetch, commit - one call of ``step`` each.
+
+For people who write their own loop; ``LLM`` is such a loop. Host-only apart from the executor.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from bucketing.grid import Cell
+from bucketing.pack import pack
+from bucketing.step_inputs import StepInputs, StepOutputs
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
+from glm_jax.engine.outputs import (
+    CompletionOutput,
+    HostPhases,
+    RequestOutput,
+    StepResult,
+    StreamDelta,
+    record_of,
+)
+from glm_jax.engine.pages import PagePool
+from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.request import FinishReason, Request
+from glm_jax.engine.scheduler import RequestUpdate, Scheduler
+from glm_jax.engine.stopping import end_at_stop_string
+from glm_jax.engine.text_stream import TextStream
+from glm_jax.sampling.params import SamplingParams
+from glm_jax.tokenizer import Tokenizer
+
+
+class Executor(Protocol):
+    """Runs packed steps; ``Runner`` on a device, a fake in tests."""
+
+    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
+        """Dispatch one step."""
+        ...
+
+    def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
+        """Logits of chosen rows of a step."""
+        ...
+
+    def reset(self) -> None:
+        """Make a new zero cache and empty slots."""
+        ...
+
+
+class _Entry:
+    """What the engine keeps of a request besides the scheduler's state."""
+
+    __slots__ = ("logits", "prompt", "request", "stream")
+
+    def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.stream = stream
+        self.logits: np.ndarray | None = None
+
+
+class Engine:
+    """Continuous batching over one executor.
+
+    Attributes:
+        scheduler: queues, pages and slots.
+        steps: steps taken.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        tokenizer: Tokenizer | None = None,
+        fault_hook: FaultHook = no_fault,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            config: the engine's options.
+            executor: runs the steps; its programs are compiled.
+            vocab_size: token ids below it are valid.
+            eos_token_ids: the model's end tokens.
+            tokenizer: None works on token ids only.
+            fault_hook: called at the start of each phase; tests raise in it.
+        """
+        self.config = config
+        self.scheduler = Scheduler(
+            config, config.grid(), PagePool(config.pool_pages, config.page_size)
+        )
+        self.steps = 0
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer = tokenizer
+        self._fault_hook = fault_hook
+        self._entries: dict[str, _Entry] = {}
+        self._late: list[StreamDelta] = []
+        self._faults_before_dispatch = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request is waiting or running, or an end has not been handed out."""
+        return self.scheduler.has_unfinished or bool(self._late)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        keep_logits: bool = False,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt: text (needs a tokenizer) or token ids.
+            params: what to generate; defaults as in ``SamplingParams``.
+            keep_logits: collect the float32 logits of all prompt rows.
+
+        Raises:
+            ValueError: the prompt is empty, too long, or holds a token id out of range; nothing
+                was queued and other requests go on.
+        """
+        params = params or SamplingParams()
+        text, token_ids = self._tokens_of(prompt)
+        stream = None
+        if params.detokenize and self._tokenizer is not None:
+            stream = TextStream(self._tokenizer, params)
+        elif params.stop:
+            raise ValueError(
+                f"stop strings {params.stop} need text, but the engine has no tokenizer "
+                "(skip_tokenizer_init). Use stop_token_ids."
+            )
+        request = Request(request_id, token_ids, params, eos_token_ids=self._eos_token_ids)
+        self.scheduler.add(request)
+        entry = _Entry(request, text, stream)
+        if keep_logits:
+            entry.logits = np.zeros((len(token_ids), self._vocab_size), np.float32)
+        self._entries[request_id] = entry
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at any moment; False if it is unknown or already ended."""
+        update = self.scheduler.abort(request_id)
+        if update is None:
+            return False
+        self._late.append(self._delta(update))
+        return True
+
+    def release(self, request_id: str) -> tuple[RequestOutput, Float[np.ndarray, "T V"] | None]:
+        """Hand out a request's whole result and forget it if it has finished.
+
+        Raises:
+            KeyError: the id is unknown, or was released before.
+        """
+        entry = self._entries[request_id]
+        if entry.request.finished:
+            del self._entries[request_id]
+        return self._output(entry), entry.logits
+
+    def step(self) -> StepResult:
+        """Run one step.
+
+        A fault never escapes: the requests it names fail, the others go on (see ``faults``).
+        """
+        started = time.perf_counter()
+        deltas, self._late = self._late, []
+        clock = _PhaseClock(started)
+        plan: StepPlan | None = None
+        fault = None
+        try:
+            with _phase("schedule", clock):
+                self._fault_hook("schedule", None)
+                plan = self.scheduler.schedule()
+            if plan is not None:
+                deltas += self._run(plan, clock)
+            self._faults_before_dispatch = 0
+        except StepFault as error:
+            fault = str(error)
+            deltas += self._recover(plan, error)
+        wall_time = time.perf_counter() - started
+        record = record_of(self.steps, plan, clock.phases(), wall_time, fault)
+        self.steps += 1
+        return StepResult(deltas, record)
+
+    def _run(self, plan: StepPlan, clock: "_PhaseClock") -> list[StreamDelta]:
+        """Everything after planning."""
+        with _phase("pack", clock):
+            self._fault_hook("pack", plan)
+            inputs = pack(plan.cell, self.scheduler.limits, plan.rows)
+        with _phase("dispatch", clock):
+            self._fault_hook("dispatch", plan)
+            outputs = self._executor.run(plan.cell, inputs)
+        with _phase("device", clock):
+            self._fault_hook("device", plan)
+            self._collect_logits(plan, outputs)
+        with _phase("fetch", clock):
+            self._fault_hook("fetch", plan)
+            drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
+            fetched = tuple(np.asarray(array) for array in drawn)
+        with _phase("commit", clock):
+            self._fault_hook("commit", plan)
+            return [self._delta(update) for update in self.scheduler.commit(plan, *fetched)]
+
+    def _recover(self, plan: StepPlan | None, fault: StepFault) -> list[StreamDelta]:
+        """Fail the culprits, keep everyone else.
+
+        Without named culprits a fault is taken for transient once; the second in a row without
+        progress fails the requests of the step (or, while planning, all).
+        """
+        lost = fault.phase in POOL_LOST
+        if lost:
+            self._executor.reset()
+            self.scheduler.reset_pool()
+            tries = self.scheduler.resets_without_progress
+        else:
+            if plan is not None:
+                self.scheduler.cancel(plan)
+            self._faults_before_dispatch += 1
+            tries = self._faults_before_dispatch
+        culprits: Iterable[str] = fault.request_ids
+        if not culprits and tries >= 2:
+            culprits = plan.request_ids if plan is not None else tuple(self._entries)
+            self._faults_before_dispatch = 0
+        updates = self.scheduler.fail(culprits, f"step {self.steps} failed in phase {fault}")
+        return [self._delta(update) for update in updates]
+
+    def _delta(self, update: RequestUpdate) -> StreamDelta:
+        """Text of an update; ends the request when a stop string was completed."""
+        entry = self._entries[update.request_id]
+        request, stream = entry.request, entry.stream
+        tokens, text = update.new_token_ids, ""
+        if stream is not None:
+            ended = request.finish_reason is FinishReason.STOP
+            text, kept = stream.push(tokens, ended=ended)
+            if stream.matched is not None:
+                self.scheduler.finish(request.request_id, FinishReason.STOP)
+                end_at_stop_string(request, stream.matched, len(tokens) - kept)
+                tokens = tokens[:kept]
+            elif request.finished:
+                text += stream.finish()
+        reason = request.finish_reason
+        return StreamDelta(
+            request.request_id,
+            text,
+            tokens,
+            None if reason is None else reason.value,
+            request.stop_value,
+            request.error,
+        )
+
+    def _collect_logits(self, plan: StepPlan, outputs: StepOutputs) -> None:
+        """Fetch the logits of prompt rows for the requests that asked for them."""
+        first_rows = _first_rows(plan)
+        for entry, first in zip(plan.entries, first_rows, strict=True):
+            wanted = self._entries[entry.request_id].logits
+            start = entry.request.computed
+            if wanted is None or start >= len(wanted):
+                continue
+            count = min(entry.known, len(wanted) - start)
+            rows = range(first, first + count)
+            wanted[start : start + count] = self._executor.logits(outputs, rows)
+
+    def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ValueError(
+                    "a text prompt needs a tokenizer, but the engine has none "
+                    "(skip_tokenizer_init). Pass token ids."
+                )
+            return prompt, self._tokenizer.encode(prompt)
+        token_ids = [int(token) for token in prompt]
+        for token in token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise ValueError(
+                    f"token id {token} is out of range; allowed: 0 to {self._vocab_size - 1}. "
+                    "Encode the prompt with this model's tokenizer."
+                )
+        return None, token_ids
+
+    def _output(self, entry: _Entry) -> RequestOutput:
+        request = entry.request
+        completion = CompletionOutput(
+            text=entry.stream.text if entry.stream is not None else "",
+            token_ids=request.output_token_ids,
+            finish_reason=request.finish_reason.value if request.finish_reason else None,
+            stop_reason=request.stop_value,
+            error=request.error,
+        )
+        return RequestOutput(
+            request.request_id,
+            entry.prompt,
+            request.prompt_token_ids,
+            [completion],
+            request.finished,
+        )
+
+
+class _PhaseClock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self, started: float) -> None:
+        self._last = started
+        self._spent: dict[str, float] = {}
+
+    def stop(self, phase: str) -> None:
+        """Charge the time since the last stop to a phase; device waits belong to ``fetch``."""
+        now = time.perf_counter()
+        phase = "fetch" if phase == "device" else phase
+        self._spent[phase] = self._spent.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def phases(self) -> HostPhases:
+        """All phases, zero where the step did not get to."""
+        return HostPhases(**self._spent)
+
+
+@contextmanager
+def _phase(name: str, clock: _PhaseClock) -> Iterator[None]:
+    """Time a phase and turn any exception in it into a fault of that phase."""
+    try:
+        yield
+    except Exception as error:  # every kind: a step must not take the engine down
+        raise StepFault(name, error) from error
+    finally:
+        clock.stop(name)
+
+
+def _first_rows(plan: StepPlan) -> Iterator[int]:
+    """The first row of each entry of a plan, prefill segment first."""
+    row = 0
+    for entry in plan.chunk_entries:
+        yield row
+        row += entry.rows
+    for group in range(len(plan.group_entries)):
+        yield plan.cell.prefill + group * plan.cell.width

@@ -1,0 +1,119 @@
+"""What a caller gets back: whole results, stream pieces, and the record of a step."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bucketing.grid import Cell
+from glm_jax.engine.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated continuation.
+
+    Attributes:
+        text: the text so far; empty when nothing is detokenised.
+        token_ids: the tokens so far, the ending one included.
+        finish_reason: "stop", "length", "abort", "error", or None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for EOS and the rest.
+        error: what went wrong, with finish reason "error".
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request and what it has generated."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+
+
+class StreamDelta(NamedTuple):
+    """What one step added to a request."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    error: str | None
+
+
+class HostPhases(NamedTuple):
+    """Seconds the host spent in each phase of a step; device time is inside ``fetch``."""
+
+    schedule: float = 0.0
+    pack: float = 0.0
+    dispatch: float = 0.0
+    fetch: float = 0.0
+    commit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did and cost.
+
+    Attributes:
+        index: number of the step since the engine started.
+        kind: "prefill", "decode" or "mixed", by the classes of the requests in it; "fault" when
+            the step was lost; "idle" when there was nothing to do.
+        cell: the compiled program it used; None for an idle step or a fault before planning.
+        prefill_rows: useful rows of the prefill segment.
+        prefill_pad_rows: its pad rows.
+        decode_rows: useful rows of the decode segment.
+        decode_pad_rows: its pad rows.
+        request_ids: who was in it, prefill segment first.
+        phases: host time per phase, seconds.
+        wall_time: the whole step, seconds.
+        fault: phase and message of a fault.
+    """
+
+    index: int
+    kind: str
+    cell: Cell | None
+    prefill_rows: int
+    prefill_pad_rows: int
+    decode_rows: int
+    decode_pad_rows: int
+    request_ids: tuple[str, ...]
+    phases: HostPhases
+    wall_time: float
+    fault: str | None = None
+
+
+class StepResult(NamedTuple):
+    """Stream pieces of a step and its record."""
+
+    deltas: list[StreamDelta]
+    record: StepRecord
+
+
+def record_of(
+    index: int, plan: StepPlan | None, phases: HostPhases, wall_time: float, fault: str | None
+) -> StepRecord:
+    """The record of a planned step, of an idle one, or of a fault before there was a plan."""
+    if plan is None:
+        kind = "fault" if fault else "idle"
+        return StepRecord(index, kind, None, 0, 0, 0, 0, (), phases, wall_time, fault)
+    return StepRecord(
+        index=index,
+        kind="fault" if fault else plan.kind,
+        cell=plan.cell,
+        prefill_rows=plan.prefill_rows,
+        prefill_pad_rows=plan.prefill_pad_rows,
+        decode_rows=plan.decode_rows,
+        decode_pad_rows=plan.decode_pad_rows,
+        request_ids=plan.request_ids,
+        phases=phases,
+        wall_time=wall_time,
+        fault=fault,
+    )

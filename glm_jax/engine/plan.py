@@ -1,0 +1,90 @@
+"""What the scheduler decides for one step; `pack` turns it into arrays, `commit` takes it back."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bucketing.grid import Cell
+from bucketing.pack import RankRows
+from glm_jax.engine.request import Request, RowClass
+
+
+class PlanEntry(NamedTuple):
+    """One request in a step. Its class is stored: nobody derives it from a count or a place.
+
+    Attributes:
+        request: The request.
+        row_class: What its rows are.
+        known: Committed tokens among them.
+        drafts: Draft tokens after those.
+        sampled: Whether the last known row (and each draft) draws a token.
+    """
+
+    request: Request
+    row_class: RowClass
+    known: int
+    drafts: int
+    sampled: bool
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def rows(self) -> int:
+        """Rows it uses."""
+        return self.known + self.drafts
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: a cell, who sits where in it, and the rows to pack.
+
+    Attributes:
+        cell: The program to call.
+        rows: What each attention rank computes (one rank today), for `bucketing.pack.pack`.
+        chunk_entries: Who owns each chunk of the prefill segment, in order; all of class PREFILL.
+        group_entries: Who owns each group of the decode segment, in order; decodes first, then
+            rests of prefills that were placed there.
+    """
+
+    cell: Cell
+    rows: tuple[RankRows, ...]
+    chunk_entries: tuple[PlanEntry, ...]
+    group_entries: tuple[PlanEntry, ...]
+
+    @property
+    def entries(self) -> tuple[PlanEntry, ...]:
+        """All requests of the step, prefill segment first."""
+        return self.chunk_entries + self.group_entries
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of all requests of the step."""
+        return tuple(entry.request_id for entry in self.entries)
+
+    @property
+    def kind(self) -> str:
+        """The kind of step by the classes in it: "mixed", "prefill" or "decode"."""
+        classes = {entry.row_class for entry in self.entries}
+        return "mixed" if len(classes) == 2 else classes.pop().value
+
+    @property
+    def prefill_rows(self) -> int:
+        """Useful rows in the prefill segment."""
+        return sum(entry.rows for entry in self.chunk_entries)
+
+    @property
+    def decode_rows(self) -> int:
+        """Useful rows in the decode segment, rests of prefills included."""
+        return sum(entry.rows for entry in self.group_entries)
+
+    @property
+    def prefill_pad_rows(self) -> int:
+        """Pad rows in the prefill segment."""
+        return self.cell.prefill - self.prefill_rows
+
+    @property
+    def decode_pad_rows(self) -> int:
+        """Pad rows in the decode segment."""
+        return self.cell.groups * self.cell.width - self.decode_rows

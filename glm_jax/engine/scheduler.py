@@ -1,0 +1,330 @@
+"""The scheduler: decides every step's rows, pages and slots, and takes its results back.
+
+Per step: `schedule()` -> StepPlan, then `commit(plan, ...)` once its outputs are known, or
+`cancel(plan)` if it never reached the device, or `reset_pool()` if the device state was lost.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from bucketing.grid import Grid
+from glm_jax.engine.admission import check_request, seed_for
+from glm_jax.engine.chunking import Piece, choose_pieces
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.pages import PagePool
+from glm_jax.engine.placement import place
+from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.plan_rows import pages_told, write_plan
+from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
+from glm_jax.engine.results import read_results
+from glm_jax.engine.stopping import append_tokens
+
+
+class RequestUpdate(NamedTuple):
+    """What changed for one request: its new tokens, and its end if `finish_reason` is set."""
+
+    request: Request
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+
+class Scheduler:
+    """Queues, pages and slots of one attention rank.
+
+    Decode first: a decoding request gets its rows in every step (mixed policy). Then running
+    prefills in order of admission, then the waiting ones in order of arrival. When a decode finds
+    no page, the request admitted last loses its pages and recomputes them later; its tokens stay.
+
+    Attributes:
+        config: The engine's options.
+        grid: The cells a step can use.
+        pages: The pool of the rank.
+        running: Requests with a slot, oldest admission first.
+        waiting: Requests without, next first.
+        preemptions: How often a request lost its pages to another.
+        pool_resets: How often the whole pool was lost.
+        resets_without_progress: Pool resets since the last committed step.
+    """
+
+    def __init__(self, config: EngineConfig, grid: Grid, pages: PagePool) -> None:
+        """Start empty; `pages` must be all free."""
+        self.config = config
+        self.grid = grid
+        self.pages = pages
+        self.limits = config.limits()
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.preemptions = 0
+        self.pool_resets = 0
+        self.resets_without_progress = 0
+        self._requests: dict[str, Request] = {}
+        self._free_slots = list(range(config.max_num_seqs))
+        self._arrivals = 0
+        self._in_flight: StepPlan | None = None
+        self._ended_in_flight: list[Request] = []
+        self._last_step_prefilled = False
+
+    # Requests come and go.
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._requests)
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many requests wait or run."""
+        return len(self._requests)
+
+    def get(self, request_id: str) -> Request | None:
+        """Return an unfinished request."""
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRefusedError: It can never run: empty, too long for max_model_len or the pool,
+                or its id is in use. Nothing was queued.
+        """
+        check_request(request, self.config, self.pages, self._requests)
+        request.seed = seed_for(request.params.seed, self.config.seed, self._arrivals)
+        self._arrivals += 1
+        self._requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def abort(self, request_id: str) -> RequestUpdate | None:
+        """End a request at any moment; None if the id is unknown or ended, so twice is harmless.
+
+        If a step with it is in flight, that step's result is dropped, and its pages and slot are
+        free only after the step, which still writes to them.
+        """
+        return self.finish(request_id, FinishReason.ABORT)
+
+    def finish(
+        self,
+        request_id: str,
+        reason: FinishReason | str,
+        *,
+        stop_value: int | str | None = None,
+        error: str | None = None,
+    ) -> RequestUpdate | None:
+        """End a request from outside, for example at a stop string; None if it is not running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        request.stop_value = stop_value
+        request.error = error
+        self._end(request, FinishReason(reason))
+        return RequestUpdate(request, [], request.finish_reason)
+
+    def fail(self, request_ids: Iterable[str], error: str) -> list[RequestUpdate]:
+        """End the named requests with an error; the others are not touched."""
+        updates = [
+            self.finish(request_id, FinishReason.ERROR, error=error) for request_id in request_ids
+        ]
+        return [update for update in updates if update is not None]
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of the queues and free what it held, after a step in flight."""
+        was_running = request.status is RequestStatus.RUNNING
+        (self.running if was_running else self.waiting).remove(request)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        if was_running and self._in_flight is not None:
+            self._ended_in_flight.append(request)
+        elif was_running:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Give back a request's pages and slot."""
+        self.pages.release(reversed(request.pages))
+        assert request.slot is not None, f"{request} holds pages without a slot"
+        heappush(self._free_slots, request.slot)
+        request.pages = []
+        request.synced_pages = 0
+        request.slot = None
+
+    # One step.
+
+    def schedule(self) -> StepPlan | None:
+        """Decide the next step; None when no request is waiting or running.
+
+        Until the plan is committed the device is taken to know nothing of it, so a cancelled plan
+        costs nothing: the next one carries the same resets and page updates again.
+
+        Raises:
+            RuntimeError: The last plan was neither committed nor cancelled.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(
+                f"a step is in flight ({self._in_flight.kind}, cell "
+                f"{tuple(self._in_flight.cell)}). Commit or cancel it before the next one."
+            )
+        if not self._requests:
+            return None
+        decodes, pieces = self._choose()
+        assert decodes or pieces, f"no rows for {self.running=} {self.waiting=} {self.pages.free=}"
+        placement = place(self.grid, self.limits, decodes, pieces)
+        for request, rows in pieces:
+            if request.slot is None:
+                self._admit(request)
+            self._grow(request, request.computed + rows)
+        plan = write_plan(self.pages, placement, decodes)
+        self._in_flight = plan
+        return plan
+
+    def _choose(self) -> tuple[list[Request], list[Piece]]:
+        """Return who decodes and which prefill rows are computed, by the step policy."""
+        if self.config.step_policy == "mixed":
+            decodes, preempted = self._choose_decodes()
+            return decodes, self._choose_pieces(admit=not preempted)
+        if self.config.step_policy == "prefill_first" or not self._last_step_prefilled:
+            pieces = self._choose_pieces(admit=True)
+            if pieces:
+                return [], pieces
+        decodes, preempted = self._choose_decodes()
+        if decodes:
+            return decodes, []
+        return [], self._choose_pieces(admit=not preempted)
+
+    def _choose_decodes(self) -> tuple[list[Request], bool]:
+        """Return the decodes, with pages for their rows, and whether someone was preempted."""
+        before = self.preemptions
+        decodes = []
+        for request in tuple(self.running):
+            if request.status is not RequestStatus.RUNNING or not request.decoding:
+                continue
+            rows = min(request.computed + 1 + request.drafts, request.most_rows)
+            missing = self.pages.pages_for(rows) - len(request.pages)
+            while missing > self.pages.free:
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                self._grow(request, rows)
+                decodes.append(request)
+        return decodes, self.preemptions > before
+
+    def _choose_pieces(self, *, admit: bool) -> list[Piece]:
+        """Return the prefill rows; `admit` is off in a step that preempted."""
+        waiting: Sequence[Request] = self.waiting if admit else ()
+        return choose_pieces(self.config, self.grid, self.pages, self.running, waiting)
+
+    def _admit(self, request: Request) -> None:
+        """Give a waiting request a slot; the device must reset it."""
+        self.waiting.remove(request)
+        request.status = RequestStatus.RUNNING
+        request.slot = heappop(self._free_slots)
+        request.computed = 0
+        request.prefill_end = request.length
+        request.needs_reset = True
+        self.running.append(request)
+
+    def _grow(self, request: Request, rows: int) -> None:
+        """Extend a page table to hold `rows` rows."""
+        missing = self.pages.pages_for(rows) - len(request.pages)
+        if missing > 0:
+            request.pages += self.pages.allocate(missing)
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's pages and slot; it is next in line to be recomputed."""
+        self.preemptions += 1
+        request.preemptions += 1
+        self.running.remove(request)
+        self._requeue(request)
+        self._release(request)
+
+    def _requeue(self, request: Request) -> None:
+        """Put a request at the head of the queue, its tokens kept, its rows to be recomputed."""
+        request.status = RequestStatus.PREEMPTED
+        request.computed = 0
+        request.prefill_end = request.length
+        request.drafts = 0
+        self.waiting.appendleft(request)
+
+    def commit(
+        self,
+        plan: StepPlan,
+        chunk_tokens: Integer[np.ndarray, "ranks J"],
+        group_tokens: Integer[np.ndarray, "ranks G Q"],
+        group_accepted: Integer[np.ndarray, "ranks G"],
+    ) -> list[RequestUpdate]:
+        """Take the outputs of a step: append tokens, end requests, free their pages and slots.
+
+        Returns:
+            One update per request that drew tokens and was not aborted meanwhile, in plan order.
+
+        Raises:
+            RuntimeError: `plan` is not in flight, or the outputs cannot be its outputs; nothing
+                was changed.
+        """
+        self._check_in_flight(plan)
+        results = read_results(plan, chunk_tokens, group_tokens, group_accepted)
+        self._land()
+        self.resets_without_progress = 0
+        self._last_step_prefilled = any(
+            entry.row_class is RowClass.PREFILL for entry in plan.entries
+        )
+        updates = []
+        for entry, advance, tokens in results:
+            request = entry.request
+            if request.finished:
+                continue
+            request.synced_pages = pages_told(self.pages, entry)
+            request.needs_reset = False
+            request.computed += advance
+            request.drafts = 0
+            if tokens:
+                kept = append_tokens(request, tokens)
+                updates.append(RequestUpdate(request, kept, request.finish_reason))
+                if request.finish_reason is not None:
+                    self._end(request, request.finish_reason)
+        return updates
+
+    def cancel(self, plan: StepPlan) -> None:
+        """Drop a plan that never reached the device; its requests keep slots, pages and tokens."""
+        self._check_in_flight(plan)
+        self._land()
+
+    def reset_pool(self) -> None:
+        """Start over with an empty pool after the device's cache and slots were lost.
+
+        Everyone running goes back to the queue, oldest first, to be recomputed; tokens stay. The
+        step in flight, if any, is dropped.
+        """
+        self.pool_resets += 1
+        self.resets_without_progress += 1
+        self._land()
+        for request in reversed(self.running):
+            self._requeue(request)
+            self._release(request)
+        self.running.clear()
+        self.pages.clear()
+        heapify(self._free_slots)
+
+    def _check_in_flight(self, plan: StepPlan) -> None:
+        if plan is not self._in_flight:
+            raise RuntimeError(
+                f"plan {tuple(plan.cell)} is not in flight. Commit or cancel each plan once, in "
+                "the order of schedule()."
+            )
+
+    def _land(self) -> None:
+        """The step in flight is over: release who ended during it."""
+        self._in_flight = None
+        ended, self._ended_in_flight = self._ended_in_flight, []
+        for request in ended:
+            self._release(request)

@@ -1,0 +1,40 @@
+"""When a request ends, checked per token in order; stop strings are found with the text."""
+
+from collections.abc import Sequence
+
+from glm_jax.engine.request import FinishReason, Request
+
+
+def append_tokens(request: Request, tokens: Sequence[int]) -> list[int]:
+    """Append drawn tokens up to the first that ends the request; return those that were kept.
+
+    Sets `finish_reason` and `stop_value`. At the same token a stop beats the length limit; tokens
+    after the ending one are dropped.
+    """
+    kept: list[int] = []
+    for token in tokens:
+        request.append(token)
+        kept.append(token)
+        if request.num_output_tokens >= request.params.min_tokens:
+            if token in request.params.stop_token_ids:
+                request.finish_reason, request.stop_value = FinishReason.STOP, token
+                break
+            if token in request.eos_token_ids and not request.params.ignore_eos:
+                request.finish_reason = FinishReason.STOP
+                break
+        if request.length >= request.max_length:
+            request.finish_reason = FinishReason.LENGTH
+            break
+    return kept
+
+
+def end_at_stop_string(request: Request, matched: str, surplus: int) -> None:
+    """Let a completed stop string be the end: it beats a limit reached by its own or a later token.
+
+    Args:
+        request: already taken out of the queues.
+        matched: the stop string.
+        surplus: tokens after the one that completed it; they are dropped.
+    """
+    request.length -= surplus
+    request.finish_reason, request.stop_value = FinishReason.STOP, matched

@@ -1,0 +1,229 @@
+"""Offline API: load a model, generate for many prompts at once, stream, read logits."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.engine import Engine
+from glm_jax.engine.outputs import RequestOutput, StreamDelta
+from glm_jax.engine.runner import Runner
+from glm_jax.model.cache import CacheFormat, entry_bytes
+from glm_jax.model.config import GlmConfig
+from glm_jax.model_files import find_model, load_model
+from glm_jax.progress import compiling_bar, loading_bar
+from glm_jax.sampling.params import SamplingParams, check_names
+from glm_jax.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+# Options of ``LLM``: those of the engine that make sense offline.
+OPTIONS = frozenset(EngineConfig.__dataclass_fields__)
+# The page pool's default size; enough for 45K tokens of the embedded model.
+DEFAULT_POOL_BYTES = 1 << 30
+
+
+class LLM:
+    """A model ready to generate on the default device.
+
+    Example:
+        ``LLM().generate(["def fib(n):"], SamplingParams(temperature=0, max_tokens=32))``
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        """Load the weights and compile every cell of the grid.
+
+        Args:
+            model: folder of a checkpoint in Hugging Face format, "tiny-random", or None for the
+                embedded model.
+            **options: fields of ``EngineConfig`` (dtype, latent_norm_eps, page_size, num_pages,
+                seed, layer_storage, layer_loop, max_model_len, max_num_seqs,
+                max_num_batched_tokens, skip_tokenizer_init, ...).
+
+        Raises:
+            ValueError: an option is unknown or out of range, or the config is not of this family.
+            FileNotFoundError: the model is not there.
+            CheckpointError: its weights are incomplete, damaged or of another shape.
+        """
+        check_names("engine option", options, OPTIONS)
+        found = find_model(model)
+        device = jax.devices()[0]
+        self.config = _engine_config(found.config, options, device.platform)
+        self.model_config = _with_eps(found.config, self.config)
+        self.tokenizer: Tokenizer | None = None
+        if not self.config.skip_tokenizer_init and found.folder is not None:
+            self.tokenizer = Tokenizer.from_path(found.folder)
+        with loading_bar(found.name) as progress:
+            transformer = load_model(
+                found._replace(config=self.model_config),
+                dtype=self.config.dtype,
+                storage=self.config.layer_storage,
+                seed=self.config.seed,
+                device=device,
+                progress=progress,
+            )
+        grid = self.config.grid()
+        self.runner = Runner(
+            transformer,
+            self.model_config,
+            self.config.limits(),
+            num_pages=self.config.pool_pages,
+            cache_dtype=self.config.dtype,
+            layer_loop=self.config.layer_loop,
+        )
+        with compiling_bar(len(grid.cells())) as progress_compile:
+            self.runner.compile(grid, progress_compile)
+        self.engine = Engine(
+            self.config,
+            self.runner,
+            vocab_size=self.model_config.vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+            tokenizer=self.tokenizer,
+        )
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one or many prompts together, in their order.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            sampling_params: one for all, or one per prompt.
+
+        Raises:
+            ValueError: a prompt or parameter is refused; nothing of the call is generated.
+        """
+        request_ids = self._add(prompts, sampling_params)
+        while self.engine.has_unfinished:
+            self.engine.step()
+        return [self.engine.release(request_id)[0] for request_id in request_ids]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[tuple[int, StreamDelta]]:
+        """Generate as ``generate`` does, yielding (index of the prompt, new piece) at once."""
+        request_ids = self._add(prompts, sampling_params)
+        index = {request_id: number for number, request_id in enumerate(request_ids)}
+        try:
+            while self.engine.has_unfinished:
+                for delta in self.engine.step().deltas:
+                    if delta.request_id in index:
+                        yield index[delta.request_id], delta
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self.engine.release(request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        **template_variables: Any,
+    ) -> RequestOutput:
+        """Generate the next turn of a conversation with the checkpoint's chat template."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "chat needs a tokenizer, but there is none (skip_tokenizer_init). Pass token ids "
+                "to generate."
+            )
+        prompt = self.tokenizer.encode_chat(messages, **template_variables)
+        return self.generate([prompt], sampling_params)[0]
+
+    def logits(self, token_ids: Sequence[int]) -> Float[np.ndarray, "T V"]:
+        """Float32 logits at every position of a sequence, computed by the step programs."""
+        request_id = self._next_id()
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+        self.engine.add_request(request_id, list(token_ids), params, keep_logits=True)
+        while self.engine.has_unfinished:
+            self.engine.step()
+        output, logits = self.engine.release(request_id)
+        if output.outputs[0].error is not None or logits is None:
+            raise RuntimeError(f"computing logits failed: {output.outputs[0].error}")
+        return logits
+
+    def _add(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[str]:
+        """Queue all prompts or none."""
+        listed = _as_prompts(prompts)
+        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
+            params = [sampling_params or SamplingParams()] * len(listed)
+        else:
+            params = list(sampling_params)
+        if len(params) != len(listed):
+            raise ValueError(
+                f"{len(params)} sampling parameters for {len(listed)} prompts; give one for all "
+                "or one per prompt."
+            )
+        request_ids: list[str] = []
+        try:
+            for prompt, param in zip(listed, params, strict=True):
+                request_id = self._next_id()
+                self.engine.add_request(request_id, prompt, param)
+                request_ids.append(request_id)
+        except ValueError:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self.engine.release(request_id)
+            raise
+        return request_ids
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._numbers)}"
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a flat list of integers is one prompt of token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(token, int | np.integer) for token in listed):
+        return [listed]
+    return listed
+
+
+def _engine_config(model: GlmConfig, options: dict[str, Any], platform: str) -> EngineConfig:
+    """Fill in what depends on the model and the platform."""
+    chosen = dict(options)
+    limit = model.max_position_embeddings
+    chosen.setdefault("max_model_len", limit)
+    if chosen["max_model_len"] > limit:
+        raise ValueError(
+            f"max_model_len is {chosen['max_model_len']}, but the model's positions end at "
+            f"{limit} (max_position_embeddings). Lower max_model_len."
+        )
+    if chosen.get("layer_storage", "auto") == "auto":
+        # GPU: few leaves, static slices cost no copy. CPU: slices of a stack are copied.
+        scanned = chosen.get("layer_loop") == "scan"
+        chosen["layer_storage"] = "per_layer" if platform == "cpu" and not scanned else "stacked"
+    if chosen.get("layer_loop", "auto") == "auto":
+        chosen["layer_loop"] = "unrolled"
+    if (chosen["layer_storage"], chosen["layer_loop"]) == ("per_layer", "scan"):
+        raise ValueError(
+            "layer_loop 'scan' needs layer_storage 'stacked', got 'per_layer'. Change either."
+        )
+    config = EngineConfig(**chosen)
+    if config.num_pages is not None:
+        return config
+    token_bytes = entry_bytes(model, CacheFormat(config.dtype))
+    affordable = DEFAULT_POOL_BYTES // (token_bytes * config.page_size)
+    pages = min(config.pool_pages, max(affordable, config.pages_per_seq + 1))
+    return EngineConfig(**{**chosen, "num_pages": pages})
+
+
+def _with_eps(model: GlmConfig, config: EngineConfig) -> GlmConfig:
+    if config.latent_norm_eps is None:
+        return model
+    return model.replace(latent_norm_eps=config.latent_norm_eps)

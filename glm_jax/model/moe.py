@@ -1,0 +1,71 @@
+"""Mixture of experts: sigmoid router with correction bias, routed experts, one shared expert.
+
+Routing follows DeepSeek-V3 ("noaux_tc"): the bias chooses, the unbiased score weighs. Everything
+that decides is float32; a bf16 bias would change the experts of nearly every token.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.mlp import swiglu
+from pallas_kernels.expert_matmul import expert_matmul
+
+
+class Moe(nnx.Module):
+    """Weights of one sparse feed-forward."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self.router = nnx.Param(arrays["router"])  # [D, E] float32
+        self.router_bias = nnx.Param(arrays["router_bias"])  # [E] float32
+        self.gate_up = nnx.Param(arrays["gate_up"])  # [E, D, 2Y]
+        self.down = nnx.Param(arrays["down"])  # [E, Y, D]
+        self.shared_gate_up = nnx.Param(arrays["shared_gate_up"])  # [D, 2Y]
+        self.shared_down = nnx.Param(arrays["shared_down"])  # [Y, D]
+
+    def __call__(
+        self, x: Float[Array, "N D"], valid: Bool[Array, " N"], config: GlmConfig
+    ) -> Float[Array, "N D"]:
+        """Routed plus shared experts; rows that are not valid reach no expert."""
+        chosen, gates = route(x, self.router[...], self.router_bias[...], config)
+        experts = jnp.where(valid[:, None], chosen, config.n_routed_experts)
+        routed = expert_matmul(x, experts, gates, self.gate_up[...], self.down[...])
+        shared = swiglu(x, self.shared_gate_up[...], self.shared_down[...])
+        return (routed + shared.astype(jnp.float32)).astype(x.dtype)
+
+
+def route(
+    x: Float[Array, "N D"],
+    router: Float[Array, "D E"],
+    bias: Float[Array, " E"],
+    config: GlmConfig,
+) -> tuple[Int[Array, "N X"], Float[Array, "N X"]]:
+    """Choose X experts per row and weigh them.
+
+    With s = sigmoid(x W): the choice is the top X of s + bias (inside the best groups), the gate
+    is s / sum(s) of the chosen, times ``routed_scaling_factor``. Ties go to the lower expert.
+    """
+    logits = jnp.matmul(x.astype(jnp.float32), router, precision=jax.lax.Precision.HIGHEST)
+    scores = jax.nn.sigmoid(logits)
+    choice = _keep_best_groups(scores + bias, config)
+    _, chosen = jax.lax.top_k(choice, config.num_experts_per_tok)
+    gates = jnp.take_along_axis(scores, chosen, axis=-1)
+    if config.norm_topk_prob:
+        gates = gates / (jnp.sum(gates, axis=-1, keepdims=True) + 1e-20)
+    return chosen, gates * config.routed_scaling_factor
+
+
+def _keep_best_groups(choice: Float[Array, "N E"], config: GlmConfig) -> Float[Array, "N E"]:
+    """Mask the experts outside the ``topk_group`` best groups (score: sum of a group's top two)."""
+    if config.n_group == 1:
+        return choice
+    rows, experts = choice.shape
+    grouped = choice.reshape(rows, config.n_group, experts // config.n_group)
+    group_score = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+    _, best = jax.lax.top_k(group_score, config.topk_group)
+    kept = jnp.any(best[:, :, None] == jnp.arange(config.n_group), axis=1)
+    return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(rows, experts)

@@ -1,0 +1,82 @@
+"""Device-resident state of the running requests, one line per slot; updated inside each step.
+
+The host keeps the truth and sends only differences (resets of (re)admitted slots, page growth); the
+device advances what a step decides: computed length, last token, drafts.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt
+
+from bucketing.step_inputs import Limits, StepInputs
+
+
+class Slots(NamedTuple):
+    """State of one rank; the last line is the pad slot: page table zero, nothing computed."""
+
+    page_table: Int[Array, "slots W"]
+    computed: Int[Array, " slots"]  # tokens whose entries are in the cache
+    last_token: Int[Array, " slots"]  # drawn, not yet in the cache
+    drafts: Int[Array, "slots k"]
+    temperature: Float[Array, " slots"]  # 0 = greedy
+    top_k: Int[Array, " slots"]  # 0 = off
+    top_p: Float[Array, " slots"]
+    min_p: Float[Array, " slots"]
+    seed: UInt[Array, "slots 2"]
+    min_length: Int[Array, " slots"]  # stop ids are banned below this sequence length
+    stop_ids: Int[Array, "slots T"]
+
+
+def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
+    """Shapes and types of one rank's slots, pad slot included."""
+    slots = limits.max_num_seqs + 1
+
+    def shape(*rest: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((slots, *rest), dtype)
+
+    return Slots(
+        page_table=shape(limits.pages_per_seq),
+        computed=shape(),
+        last_token=shape(),
+        drafts=shape(num_drafts),
+        temperature=shape(dtype=jnp.float32),
+        top_k=shape(),
+        top_p=shape(dtype=jnp.float32),
+        min_p=shape(dtype=jnp.float32),
+        seed=shape(2, dtype=jnp.uint32),
+        min_length=shape(),
+        stop_ids=shape(limits.stop_ids),
+    )
+
+
+def empty_slots(limits: Limits, num_drafts: int, ranks: int) -> Slots:
+    """Host arrays of empty slots with the rank axis in front."""
+    return Slots(
+        *(np.zeros((ranks, *spec.shape), spec.dtype) for spec in slot_shapes(limits, num_drafts))
+    )
+
+
+def update_slots(slots: Slots, inputs: StepInputs) -> Slots:
+    """Apply resets, then page growth; an index past the last slot writes nowhere."""
+    where = inputs.reset_slot
+
+    def reset(old: Array, new: Array) -> Array:
+        return old.at[where].set(new.astype(old.dtype), mode="drop")
+
+    table = reset(slots.page_table, inputs.reset_pages)
+    return slots._replace(
+        page_table=table.at[inputs.page_slot, inputs.page_index].set(
+            inputs.page_value, mode="drop"
+        ),
+        computed=reset(slots.computed, inputs.reset_computed),
+        temperature=reset(slots.temperature, inputs.reset_temperature),
+        top_k=reset(slots.top_k, inputs.reset_top_k),
+        top_p=reset(slots.top_p, inputs.reset_top_p),
+        min_p=reset(slots.min_p, inputs.reset_min_p),
+        seed=reset(slots.seed, inputs.reset_seed),
+        min_length=reset(slots.min_length, inputs.reset_min_length),
+        stop_ids=reset(slots.stop_ids, inputs.reset_stop_ids),
+    )

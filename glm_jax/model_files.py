@@ -1,0 +1,83 @@
+"""Finds the model a caller names - a folder, the embedded one, random weights - and loads it."""
+
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.presets import PRESETS
+from glm_jax.model.storage import ParameterStore
+from glm_jax.model.transformer import Transformer
+from glm_jax.weights.load import load_parameters
+
+EMBEDDED = "glm-5.3-mini"
+RANDOM = "tiny-random"
+
+Progress = Callable[[int, int, str], None]
+
+
+class ModelFiles(NamedTuple):
+    """A model's description and where its files are; no folder means random weights."""
+
+    name: str
+    config: GlmConfig
+    folder: Path | None
+
+
+def find_model(model: str | Path | None) -> ModelFiles:
+    """Resolve what a caller passed as ``model``.
+
+    Args:
+        model: None for the embedded model, "tiny-random" for small random weights, or the folder
+            of a Hugging Face checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it has no config.json.
+        ValueError: its config describes no model of this family.
+    """
+    if model is None:
+        folder = Path(str(files("glm_jax"))) / "data" / EMBEDDED
+        return ModelFiles(EMBEDDED, GlmConfig.from_hf(folder), folder)
+    if str(model) == RANDOM:
+        return ModelFiles(RANDOM, PRESETS[RANDOM], None)
+    folder = Path(model)
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"model {str(model)!r} is no folder here. Pass the folder of a checkpoint in Hugging "
+            f"Face format, {RANDOM!r}, or nothing for the embedded model; models are not "
+            "downloaded."
+        )
+    return ModelFiles(folder.name, GlmConfig.from_hf(folder), folder)
+
+
+def load_model(
+    found: ModelFiles,
+    *,
+    dtype: str,
+    storage: str,
+    seed: int,
+    device: jax.Device,
+    progress: Progress | None = None,
+) -> Transformer:
+    """Fill the weights and move them to the device.
+
+    Args:
+        found: from ``find_model``.
+        dtype: "float32" or "bfloat16".
+        storage: "per_layer" or "stacked".
+        seed: of random weights.
+        device: where they go.
+        progress: called with bytes done, bytes in all and the tensor's name.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete, damaged or of another shape.
+    """
+    store = ParameterStore(found.config, dtype=dtype, storage=storage)
+    if found.folder is None:
+        store.fill_random(seed)
+    else:
+        load_parameters(found.folder, found.config, store.destination, progress=progress)
+    return store.to_device(device)

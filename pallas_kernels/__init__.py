@@ -1,0 +1,1 @@
+"""Operators of the GLM-5 family, one folder each; usable without the rest of glm-jax."""

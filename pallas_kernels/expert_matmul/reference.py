@@ -1,0 +1,26 @@
+"""Slow, obvious form of expert_matmul: every expert on every row, then the chosen ones."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def expert_matmul(
+    x: Float[Array, "N D"],
+    experts: Int[Array, "N X"],
+    gates: Float[Array, "N X"],
+    gate_up: Float[Array, "E D F"],
+    down: Float[Array, "E Y D"],
+) -> Float[Array, "N D"]:
+    """Dense over experts (see ``api``)."""
+    width = down.shape[1]
+    both = jnp.einsum("nd,edf->enf", x, gate_up)
+    hidden = jax.nn.silu(both[..., :width]) * both[..., width:]
+    outputs = jnp.einsum("eny,eyd->end", hidden, down).astype(jnp.float32)
+    total = jnp.zeros(x.shape, jnp.float32)
+    for choice in range(experts.shape[1]):
+        chosen = experts[:, choice]
+        kept = chosen < gate_up.shape[0]
+        rows = outputs[jnp.where(kept, chosen, 0), jnp.arange(x.shape[0])]
+        total += jnp.where(kept[:, None], rows * gates[:, choice, None], 0.0)
+    return total

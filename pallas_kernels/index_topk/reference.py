@@ -1,0 +1,29 @@
+"""Slow, obvious form of index_topk: the whole score matrix, then one stable sort."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def index_topk(
+    queries: Float[Array, "T R M I"],
+    weights: Float[Array, "T R M"],
+    positions: Int[Array, "T R"],
+    page_table: Int[Array, "T W"],
+    read: Callable[[Array], Array],
+    *,
+    page_size: int,
+    topk: int,
+) -> tuple[Int[Array, "T R K"], Int[Array, "T R"]]:
+    """Score all S = W * page_size positions of every row and sort them (see ``api``)."""
+    tiles, pages = page_table.shape
+    context = read(page_table).reshape(tiles, pages * page_size, -1)
+    heads = jnp.einsum("trmi,tsi->trms", queries, context)
+    scores = jnp.einsum("trms,trm->trs", jnp.maximum(heads, 0.0), weights)
+    causal = jnp.arange(context.shape[1]) <= positions[..., None]
+    # where, not a product: masked entries may be NaN. -0.0 must tie with 0.0.
+    ranked = jnp.where(causal, jnp.where(scores == 0.0, 0.0, scores), -jnp.inf)
+    order = jnp.argsort(-ranked, axis=-1, stable=True)
+    count = jnp.minimum(positions + 1, topk)
+    return order[..., :topk].astype(jnp.int32), count.astype(jnp.int32)

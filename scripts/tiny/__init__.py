@@ -1,0 +1,1 @@
+"""Training of the embedded model: data, model, optimiser, evaluation and export."""
