@@ -80,6 +80,7 @@ class ProgramTable:
 
 def _report(cell: Cell, program: jax.stages.Compiled, seconds: float) -> CompileReport:
     memory = program.memory_analysis()
+    assert memory is not None, f"no memory analysis of {cell} on this backend"
     return CompileReport(
         cell=cell,
         seconds=seconds,

@@ -34,8 +34,7 @@ class ChatTemplate:
         )
         # Not Jinja's own tojson, which escapes for HTML.
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:

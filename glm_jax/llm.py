@@ -1,5 +1,6 @@
 """Offline API: load a model, generate for many prompts at once, stream, read logits."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from glm_jax.compilation_cache import enable_compilation_cache
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
@@ -52,6 +54,7 @@ class LLM:
         """
         check_names("engine option", options, OPTIONS)
         found = find_model(model)
+        enable_compilation_cache()
         device = jax.devices()[0]
         self.config = _engine_config(found.config, options, device.platform)
         self.model_config = _with_eps(found.config, self.config)
@@ -188,7 +191,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a flat list of integers is one prompt of token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
+    listed: list[Any] = list(prompts)
     if listed and all(isinstance(token, int | np.integer) for token in listed):
         return [listed]
     return listed
@@ -220,7 +223,7 @@ def _engine_config(model: GlmConfig, options: dict[str, Any], platform: str) -> 
     token_bytes = entry_bytes(model, CacheFormat(config.dtype))
     affordable = DEFAULT_POOL_BYTES // (token_bytes * config.page_size)
     pages = min(config.pool_pages, max(affordable, config.pages_per_seq + 1))
-    return EngineConfig(**{**chosen, "num_pages": pages})
+    return dataclasses.replace(config, num_pages=pages)
 
 
 def _with_eps(model: GlmConfig, config: EngineConfig) -> GlmConfig:

@@ -8,6 +8,7 @@ from typing import Any
 from bucketing.axis import Axis
 from bucketing.grid import Grid
 from bucketing.step_inputs import Limits
+
 from glm_jax.sampling.params import check_names
 
 _CHOICES = {
@@ -69,11 +70,11 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
     max_num_partial_prefills: int = 4
-    watermark: float = 0.01
+    watermark: float | int = 0.01
     step_policy: str = "mixed"
     seed: int = 0
     dtype: str = "float32"
-    latent_norm_eps: float | None = None
+    latent_norm_eps: float | int | None = None
     layer_storage: str = "auto"
     layer_loop: str = "auto"
     skip_tokenizer_init: bool = False
@@ -154,7 +155,7 @@ class EngineConfig:
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
     """Return the sizes as a tuple of ints, or raise ValueError."""
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    if not listed or not all(isinstance(size, Integral) and size >= 0 for size in value):
+    if not listed or not all(isinstance(size, Integral) and int(size) >= 0 for size in value):
         raise ValueError(f"{name} is {value!r}; allowed: a list of integers >= 0.")
     return tuple(int(size) for size in value)
 

@@ -6,14 +6,14 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
-
-from bucketing.grid import Cell
+from bucketing.grid import Cell, Grid
 from bucketing.pack import pack
 from bucketing.step_inputs import StepInputs, StepOutputs
+from jaxtyping import Float
+
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
 from glm_jax.engine.outputs import (
@@ -34,6 +34,7 @@ from glm_jax.sampling.params import SamplingParams
 from glm_jax.tokenizer import Tokenizer
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs packed steps; ``Runner`` on a device, a fake in tests."""
 
@@ -78,6 +79,7 @@ class Engine:
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
         tokenizer: Tokenizer | None = None,
+        grid: Grid | None = None,
         fault_hook: FaultHook = no_fault,
     ) -> None:
         """Start empty.
@@ -88,11 +90,12 @@ class Engine:
             vocab_size: token ids below it are valid.
             eos_token_ids: the model's end tokens.
             tokenizer: None works on token ids only.
+            grid: the compiled cells; by default the grid of ``config``.
             fault_hook: called at the start of each phase; tests raise in it.
         """
         self.config = config
         self.scheduler = Scheduler(
-            config, config.grid(), PagePool(config.pool_pages, config.page_size)
+            config, grid or config.grid(), PagePool(config.pool_pages, config.page_size)
         )
         self.steps = 0
         self._executor = executor

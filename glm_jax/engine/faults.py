@@ -24,7 +24,7 @@ class RequestFaultError(RuntimeError):
         self.request_ids = request_ids
 
 
-class StepFault(Exception):  # noqa: N818 - a fault is what the design calls it
+class StepFault(Exception):
     """An exception inside a step, with its phase."""
 
     def __init__(self, phase: str, cause: Exception) -> None:

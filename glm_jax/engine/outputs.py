@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bucketing.grid import Cell
+
 from glm_jax.engine.plan import StepPlan
 
 

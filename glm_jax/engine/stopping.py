@@ -16,11 +16,11 @@ def append_tokens(request: Request, tokens: Sequence[int]) -> list[int]:
         request.append(token)
         kept.append(token)
         if request.num_output_tokens >= request.params.min_tokens:
-            if token in request.params.stop_token_ids:
-                request.finish_reason, request.stop_value = FinishReason.STOP, token
-                break
             if token in request.eos_token_ids and not request.params.ignore_eos:
                 request.finish_reason = FinishReason.STOP
+                break
+            if token in request.params.stop_token_ids:
+                request.finish_reason, request.stop_value = FinishReason.STOP, token
                 break
         if request.length >= request.max_length:
             request.finish_reason = FinishReason.LENGTH

@@ -1,1 +1,1 @@
-"""The GLM-5 network as pure functions over Flax NNX modules; see README.md for the shape letters."""
+"""The GLM-5 network as functions over Flax NNX modules; README.md has the shape letters."""

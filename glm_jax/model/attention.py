@@ -5,7 +5,7 @@ entry serves as key and value for all heads (DeepSeek-V2 report, section 2.1).
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,7 +28,8 @@ class AttentionRows(NamedTuple):
 class Attention(nnx.Module):
     """Weights of one attention layer."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Wrap arrays, or shapes of arrays, by their names."""
         self.q_a = nnx.Param(arrays["q_a"])  # [D, R]
         self.q_a_norm = nnx.Param(arrays["q_a_norm"])  # [R]
         self.q_b = nnx.Param(arrays["q_b"])  # [R, H*(A+B)]
@@ -38,9 +39,7 @@ class Attention(nnx.Module):
         self.v_up = nnx.Param(arrays["v_up"])  # [H, C, U]
         self.o = nnx.Param(arrays["o"])  # [H*U, D]
 
-    def project(
-        self, x: Float[Array, "N D"], turn: Rotation, config: GlmConfig
-    ) -> AttentionRows:
+    def project(self, x: Float[Array, "N D"], turn: Rotation, config: GlmConfig) -> AttentionRows:
         """Queries and the cache entry of every row; no row sees another."""
         heads, nope = config.num_attention_heads, config.qk_nope_head_dim
         latent = config.kv_lora_rank

@@ -6,7 +6,7 @@ one ``CacheFormat`` turns rows into bits and back, so nothing else knows the sto
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,12 +66,12 @@ def cache_shapes(
     planes = config.num_hidden_layers + mtp
     full_planes = config.indexer_types.count("full") + mtp
     entry = config.kv_lora_rank + config.qk_rope_head_dim
-    paged = (num_pages, page_size)
-    storage = cache_format.storage
-    return Cache(
-        latent=jax.ShapeDtypeStruct((planes, *paged, entry), storage),
-        index_keys=jax.ShapeDtypeStruct((full_planes, *paged, config.index_head_dim), storage),
-    )
+
+    def plane(number: int, width: int) -> Any:
+        shape = (number, num_pages, page_size, width)
+        return jax.ShapeDtypeStruct(shape, cache_format.storage)
+
+    return Cache(plane(planes, entry), plane(full_planes, config.index_head_dim))
 
 
 def entry_bytes(config: GlmConfig, cache_format: CacheFormat) -> int:
@@ -95,9 +95,7 @@ def write_plane(
     return flat.at[places].set(bits, mode="drop").reshape(array.shape)
 
 
-def read_entries(
-    array: Array, plane: int | Int[Array, ""], entries: Int[Array, "*rows"]
-) -> Array:
+def read_entries(array: Array, plane: int | Int[Array, ""], entries: Int[Array, "*rows"]) -> Array:
     """Storage bits of entries of one plane."""
     planes, pages, page_size, width = array.shape
     flat = array.reshape(planes * pages * page_size, width)

@@ -1,7 +1,7 @@
 """Lightning indexer of a full layer: its queries, its cached key, its head weights."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -23,7 +23,8 @@ class IndexRows(NamedTuple):
 class Indexer(nnx.Module):
     """Weights of one indexer."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Wrap arrays, or shapes of arrays, by their names."""
         self.query = nnx.Param(arrays["query"])  # [R, M*I]
         self.key = nnx.Param(arrays["key"])  # [D, I]
         self.key_norm_scale = nnx.Param(arrays["key_norm_scale"])  # [I]

@@ -48,7 +48,10 @@ class Layer(NamedTuple):
 
 
 def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
-    """x += attention(norm x); x += feed_forward(norm x), with the cache written before it is read."""
+    """Add attention, then the feed-forward, each on normed rows.
+
+    All rows of the step are written to the cache before any row reads it.
+    """
     config, rows = context.config, context.rows
     x, cache, selection = stream
     h = rms_norm(x, layer.block.input_norm[...], config.rms_norm_eps)
@@ -93,7 +96,9 @@ def _attend(
     def read(entries: Array) -> Array:
         return context.cache_format.decode(read_entries(latent, plane, entries))
 
-    segments = [part for part in (slice(0, split), slice(split, None)) if projected.entry[part].size]
+    segments = [
+        part for part in (slice(0, split), slice(split, None)) if projected.entry[part].size
+    ]
     outputs = [
         sparse_mla(
             projected.q_latent[part],

@@ -1,6 +1,7 @@
 """Dense SwiGLU feed-forward (Shazeer 2020) of the first layers and of the shared expert."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from flax import nnx
@@ -10,7 +11,8 @@ from jaxtyping import Array, Float
 class Mlp(nnx.Module):
     """Weights of one dense feed-forward."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Wrap arrays, or shapes of arrays, by their names."""
         self.gate_up = nnx.Param(arrays["gate_up"])  # [D, 2F], gate columns first
         self.down = nnx.Param(arrays["down"])  # [F, D]
 

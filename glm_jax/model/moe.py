@@ -5,6 +5,7 @@ that decides is float32; a bf16 bias would change the experts of nearly every to
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from pallas_kernels.expert_matmul import expert_matmul
 class Moe(nnx.Module):
     """Weights of one sparse feed-forward."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Wrap arrays, or shapes of arrays, by their names."""
         self.router = nnx.Param(arrays["router"])  # [D, E] float32
         self.router_bias = nnx.Param(arrays["router_bias"])  # [E] float32
         self.gate_up = nnx.Param(arrays["gate_up"])  # [E, D, 2Y]

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 def build_rows(slots: Slots, inputs: StepInputs, *, page_size: int, pool_entries: int) -> Rows:
     """Lay out the rows of one step."""
     prefill_rows = inputs.prefill_tokens.shape[0]
-    groups, width = inputs.group_tokens.shape
+    width = inputs.group_tokens.shape[1]
     chunk_rows = jnp.arange(prefill_rows, dtype=jnp.int32)
     chunk = jnp.sum(chunk_rows[:, None] >= inputs.chunk_start[1:], axis=1, dtype=jnp.int32)
     chunk_valid = chunk_rows < inputs.chunk_start[-1]
@@ -76,7 +76,7 @@ def build_rows(slots: Slots, inputs: StepInputs, *, page_size: int, pool_entries
 
 def _own_tokens(slots: Slots, inputs: StepInputs) -> Int[Array, "G Q"]:
     """Last drawn token and drafts of each group's request, as far as they reach."""
-    groups, width = inputs.group_tokens.shape
+    width = inputs.group_tokens.shape[1]
     drafts = slots.drafts[inputs.group_slot][:, : width - 1]
     own = jnp.concatenate([slots.last_token[inputs.group_slot][:, None], drafts], axis=1)
     return jnp.pad(own, ((0, 0), (0, width - own.shape[1])))

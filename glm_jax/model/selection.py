@@ -1,4 +1,4 @@
-"""Which cached entries each row attends to: made by full layers, reused by shared ones (IndexShare)."""
+"""Which cached entries each row attends to: full layers choose, shared layers reuse the choice."""
 
 from collections.abc import Callable
 from typing import NamedTuple

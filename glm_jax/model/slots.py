@@ -4,7 +4,7 @@ The host keeps the truth and sends only differences (resets of (re)admitted slot
 device advances what a step decides: computed length, last token, drafts.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
     """Shapes and types of one rank's slots, pad slot included."""
     slots = limits.max_num_seqs + 1
 
-    def shape(*rest: int, dtype: type = jnp.int32) -> jax.ShapeDtypeStruct:
+    def shape(*rest: int, dtype: type = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct((slots, *rest), dtype)
 
     return Slots(
@@ -54,9 +54,11 @@ def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
 
 def empty_slots(limits: Limits, num_drafts: int, ranks: int) -> Slots:
     """Host arrays of empty slots with the rank axis in front."""
-    return Slots(
-        *(np.zeros((ranks, *spec.shape), spec.dtype) for spec in slot_shapes(limits, num_drafts))
-    )
+
+    def empty(spec: Any) -> Any:
+        return np.zeros((ranks, *spec.shape), spec.dtype)
+
+    return jax.tree.map(empty, slot_shapes(limits, num_drafts))
 
 
 def update_slots(slots: Slots, inputs: StepInputs) -> Slots:

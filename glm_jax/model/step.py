@@ -21,7 +21,6 @@ from glm_jax.model.slots import Slots, update_slots
 from glm_jax.model.transformer import Transformer, run_layers
 from glm_jax.sampling.sampler import RowSettings, sample
 
-
 Step = Callable[[list, Cache, Slots, StepInputs], tuple[Cache, Slots, StepOutputs]]
 
 

@@ -65,7 +65,11 @@ class ParameterStore:
 
 
 def parameter_tree(
-    config: GlmConfig, *, dtype: str, storage: str, make: Callable[[tuple[int, ...], np.dtype], object]
+    config: GlmConfig,
+    *,
+    dtype: str,
+    storage: str,
+    make: Callable[[tuple[int, ...], np.dtype], object],
 ) -> dict:
     """Lay out all parameters as ``Transformer`` takes them.
 
@@ -77,7 +81,7 @@ def parameter_tree(
     """
     if storage not in STORAGES:
         raise ValueError(f"layer_storage {storage!r} is unknown; allowed: {', '.join(STORAGES)}")
-    members: dict[str, list[dict[str, ParamSpec]]] = {name: [] for name in GROUPS}
+    members: dict[str, list[dict]] = {name: [] for name in GROUPS}
     tree: dict = {"mtp": {}}
     for name, spec in parameter_specs(config).items():
         group, member, leaf = locate(config, name)

@@ -7,7 +7,7 @@ compile, but it copies a layer's weights per turn). One layer function serves al
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -31,20 +31,20 @@ class Transformer(nnx.Module):
 
     def __init__(self, tree: dict) -> None:
         """Wrap arrays (or shapes) laid out by ``parameter_tree``."""
-        for name in ("embed", "norm", "head"):
-            setattr(self, name, nnx.Param(tree[name]))
+        self.embed = nnx.Param(tree["embed"])  # [V, D]
+        self.norm = nnx.Param(tree["norm"])  # [D]
+        self.head = nnx.Param(tree["head"])  # [V, D]
         for name, module in GROUPS.items():
             members = tree[name]
             stacked = isinstance(members, dict)
             setattr(self, name, module(members) if stacked else nnx.List(map(module, members)))
         self.mtp = nnx.Dict({name: nnx.Param(array) for name, array in tree["mtp"].items()})
 
-    def member(self, group: str, index: int | Int[Array, ""]) -> nnx.Module:
+    def member(self, group: str, index: int | Int[Array, ""]) -> Any:
         """One module of a group; a traced index needs stacked storage."""
-        members = getattr(self, group)
-        if isinstance(members, nnx.List):
-            return members[index]
-        return jax.tree.map(lambda leaf: leaf[index], members)
+        members: Any = getattr(self, group)
+        stacked = isinstance(members, GROUPS[group])
+        return jax.tree.map(lambda leaf: leaf[index], members) if stacked else members[index]
 
 
 class _Run(NamedTuple):

@@ -1,7 +1,8 @@
 """What a user asks of one request; host-only, with vLLM's names and defaults."""
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -32,15 +33,15 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | int = 1.0
+    top_p: float | int = 1.0
     top_k: int = 0
-    min_p: float = 0.0
+    min_p: float | int = 0.0
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Iterable[str] = ()
-    stop_token_ids: Iterable[int] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     detokenize: bool = True
@@ -53,6 +54,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Turn `stop` and `stop_token_ids` into tuples and check every value."""
+        # Callers of vLLM write None for none.
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
@@ -108,8 +110,9 @@ def check_names(what: str, options: Iterable[str], allowed: Iterable[str]) -> No
 
 def _check_real(name: str, value: Any, low: float, high: float | None) -> None:
     """Raise ValueError unless value is a finite number in [low, high]."""
+    ceiling = float("inf") if high is None else high
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not low <= value < float("inf") or (high is not None and value > high):
+    if not number or not math.isfinite(value) or not low <= float(value) <= ceiling:
         upper = "" if high is None else f" and <= {high:g}"
         raise ValueError(f"{name} is {value!r}; allowed: a finite number >= {low:g}{upper}.")
 
@@ -117,6 +120,6 @@ def _check_real(name: str, value: Any, low: float, high: float | None) -> None:
 def _check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     """Raise ValueError unless value is an integer in [low, high]."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
+    if not whole or int(value) < low or (high is not None and int(value) > high):
         upper = "" if high is None else f" and <= {high}"
         raise ValueError(f"{name} is {value!r}; allowed: an integer >= {low}{upper}.")

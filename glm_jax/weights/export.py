@@ -68,6 +68,8 @@ def export_parameters(
     total = sum(_unit_bytes(unit) for unit in units)
     directory.mkdir(parents=True, exist_ok=True)
     _check_leftovers(directory, shards)
+    # Absent until the last file is written: a directory with a config is a whole checkpoint.
+    (directory / "config.json").unlink(missing_ok=True)
 
     done, reader = 0, _ParameterReader(source, specs)
     for shard in shards:
@@ -87,7 +89,6 @@ def export_parameters(
         _write_json(
             directory / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": files}
         )
-    # Last, so that a directory with a config is a whole checkpoint.
     _write_json(directory / "config.json", hf_config(config, dtype))
 
 

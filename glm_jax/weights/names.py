@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from glm_jax.model.config import GlmConfig
+from glm_jax.weights.headers import TensorHeader
 from glm_jax.weights.quant import scale_shape
 
 SCALE_SUFFIX = "_scale_inv"
@@ -64,22 +65,15 @@ class HfTensor(NamedTuple):
     dtype: str = "BF16"
 
 
-class ExpectedTensor(NamedTuple):
-    """Shape and safetensors dtype of a tensor in a published checkpoint."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def expected_tensors(config: GlmConfig, fp8: bool) -> dict[str, ExpectedTensor]:
+def expected_tensors(config: GlmConfig, fp8: bool) -> dict[str, TensorHeader]:
     """Return every tensor of the published checkpoint of a model, BF16 or block FP8."""
     expected = {}
     for name, tensor in tensor_table(config).items():
         if fp8 and tensor.quantised:
-            expected[name] = ExpectedTensor(tensor.shape, "F8_E4M3")
-            expected[name + SCALE_SUFFIX] = ExpectedTensor(scale_shape(tensor.shape), "F32")
+            expected[name] = TensorHeader(tensor.shape, "F8_E4M3")
+            expected[name + SCALE_SUFFIX] = TensorHeader(scale_shape(tensor.shape), "F32")
         else:
-            expected[name] = ExpectedTensor(tensor.shape, tensor.dtype)
+            expected[name] = TensorHeader(tensor.shape, tensor.dtype)
     return expected
 
 

@@ -3,7 +3,7 @@
 Works on headers alone, so that the plan of a 753B model takes seconds and no memory to speak of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from glm_jax.model.config import GlmConfig
@@ -14,6 +14,7 @@ from glm_jax.weights.quant import scale_shape
 
 _SHOWN = 10
 _PLAIN_DTYPES = ("BF16", "F32", "F16")
+_FP8_DTYPES = ("F8_E4M3",)
 
 
 class PlannedTensor(NamedTuple):
@@ -54,14 +55,39 @@ def plan_load(headers: Mapping[str, TensorHeader], config: GlmConfig) -> LoadPla
     """
     table = tensor_table(config)
     problems = _Problems()
-    tensors = tuple(_plan_tensor(name, tensor, headers, problems) for name, tensor in table.items())
-    plan = LoadPlan(tensors, ())
+    for required in _required_tensors(table, headers):
+        header = headers.get(required.name)
+        if header is None:
+            problems.missing.append(required.name)
+        elif header.shape != required.shape or header.dtype not in required.dtypes:
+            problems.add_wrong(required, header)
+    scaled = {name: name + SCALE_SUFFIX for name in table if name + SCALE_SUFFIX in headers}
+    tensors = (PlannedTensor(name, t.pieces, scaled.get(name)) for name, t in table.items())
+    plan = LoadPlan(tuple(tensors), ())
     extra = headers.keys() - set(plan.consumed())
     ignored = {name for name in extra if is_ignorable(name, config)}
     problems.unexpected = sorted(extra - ignored)
     if problems.found():
         raise CheckpointMismatchError(problems.message(config))
     return plan._replace(ignored=tuple(sorted(ignored)))
+
+
+class _Required(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+def _required_tensors(
+    table: Mapping[str, HfTensor], headers: Mapping[str, TensorHeader]
+) -> Iterator[_Required]:
+    """Yield what has to be there, given which scales are."""
+    for name, tensor in table.items():
+        if name + SCALE_SUFFIX in headers:
+            yield _Required(name, tensor.shape, _FP8_DTYPES)
+            yield _Required(name + SCALE_SUFFIX, scale_shape(tensor.shape), ("F32",))
+        else:
+            yield _Required(name, tensor.shape, _PLAIN_DTYPES)
 
 
 class _Problems:
@@ -72,6 +98,19 @@ class _Problems:
         self.missing: list[str] = []
         self.shapes: list[str] = []
         self.dtypes: list[str] = []
+
+    def add_wrong(self, required: _Required, header: TensorHeader) -> None:
+        name, shape, dtypes = required
+        if header.shape != shape:
+            self.shapes.append(f"{name} is {list(header.shape)}, expected {list(shape)}")
+        if header.dtype in dtypes:
+            return
+        found, scales = header.dtype, SCALE_SUFFIX.removeprefix("_")
+        if dtypes == _FP8_DTYPES:
+            found += f" with {scales}"
+        elif found in _FP8_DTYPES:
+            found += f" without {scales}"
+        self.dtypes.append(f"{name} is {found}, expected {' or '.join(dtypes)}")
 
     def found(self) -> bool:
         return bool(self.unexpected or self.missing or self.shapes or self.dtypes)
@@ -101,37 +140,3 @@ class _Problems:
         elif any(name.startswith(prefix) for name in self.unexpected):
             return "The checkpoint has an MTP layer: set num_nextn_predict_layers to 1."
         return ""
-
-
-def _plan_tensor(
-    name: str, tensor: HfTensor, headers: Mapping[str, TensorHeader], problems: _Problems
-) -> PlannedTensor:
-    scale_name = name + SCALE_SUFFIX if name + SCALE_SUFFIX in headers else None
-    planned = PlannedTensor(name, tensor.pieces, scale_name)
-    header = headers.get(name)
-    if header is None:
-        problems.missing.append(name)
-        return planned
-    _check(name, header, tensor.shape, ("F8_E4M3",) if scale_name else _PLAIN_DTYPES, problems)
-    if scale_name is not None:
-        _check(scale_name, headers[scale_name], scale_shape(tensor.shape), ("F32",), problems)
-    return planned
-
-
-def _check(
-    name: str,
-    header: TensorHeader,
-    shape: tuple[int, ...],
-    dtypes: tuple[str, ...],
-    problems: _Problems,
-) -> None:
-    if header.shape != shape:
-        problems.shapes.append(f"{name} is {list(header.shape)}, expected {list(shape)}")
-    if header.dtype not in dtypes:
-        scales = SCALE_SUFFIX.lstrip("_")
-        found = header.dtype
-        if found == "F8_E4M3":
-            found += f" without {scales}"
-        elif dtypes == ("F8_E4M3",):
-            found += f" with {scales}"
-        problems.dtypes.append(f"{name} is {found}, expected {' or '.join(dtypes)}")

@@ -1,4 +1,4 @@
-"""expert_matmul for the CPU: assignments sorted by expert, cut into equal blocks, one matmul a block.
+"""expert_matmul for the CPU: assignments sorted by expert, cut into blocks, one matmul a block.
 
 ``lax.ragged_dot`` computes every expert for every row on CPU (and on H200); here the number of
 blocks is dynamic, so the cost is that of the rows that are really routed.

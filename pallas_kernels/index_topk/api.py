@@ -9,9 +9,9 @@ The factors index_heads^-0.5 and index_dim^-0.5 are the caller's (folded in ``we
 
 Layout contract: ``page_table[t, j]`` names the page of tile t that holds positions
 ``j * page_size ..``; ``read`` gathers and decodes pages, int indices ``[T, b]`` to float32
-``[T, b, page_size, I]`` (the storage format is the caller's). Rows of one tile belong to one request.
-A row with position < 0 is a pad: its count is 0. Anything, NaN included, may stand in entries that
-no row may see.
+``[T, b, page_size, I]`` (the storage format is the caller's). Rows of one tile belong to one
+request. A row with position < 0 is a pad: its count is 0. Anything, NaN included, may stand in
+entries that no row may see.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def index_topk_decode(
     topk: int,
     implementation: str = "xla",
 ) -> tuple[Int[Array, "G Q K"], Int[Array, "G Q"]]:
-    """Select positions for decode groups, all groups at once; the Q rows share one read of the keys.
+    """Select for decode groups, all at once; the Q rows of a group share one read of the keys.
 
     Returns:
         Positions in the request (valid in the first ``count`` places, anything after), and the

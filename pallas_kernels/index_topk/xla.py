@@ -49,8 +49,10 @@ def index_topk_prefill(
     """Tiles one by one, each through its own context (see ``api``)."""
 
     def tile(operands: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-        one = (operand[None] for operand in operands)
-        selected, count = index_topk_decode(*one, read, page_size=page_size, topk=topk)
+        query, weight, position, table = (operand[None] for operand in operands)
+        selected, count = index_topk_decode(
+            query, weight, position, table, read, page_size=page_size, topk=topk
+        )
         return selected[0], count[0]
 
     return jax.lax.map(tile, (queries, weights, positions, page_table))
@@ -65,7 +67,7 @@ def _running_topk(
     page_size: int,
     topk: int,
 ) -> Int[Array, "T R K"]:
-    """Merge block after block into the K best so far; earlier positions win ties by standing first."""
+    """Merge block after block into the K best; earlier positions win ties by standing first."""
     tiles, rows, heads, width = queries.shape
     block_pages = min(max(1, max(MIN_BLOCK_KEYS, topk) // page_size), page_table.shape[1])
     block = block_pages * page_size

@@ -20,8 +20,9 @@ def sparse_mla(
     latent_width = q_latent.shape[-1]
     gathered = read(entries)
     latent, rope = gathered[..., :latent_width], gathered[..., latent_width:]
-    scores = jnp.einsum("nhc,nkc->nhk", q_latent, latent) + jnp.einsum("nhb,nkb->nhk", q_rope, rope)
+    scores = jnp.einsum("nhc,nkc->nhk", q_latent, latent)
+    scores += jnp.einsum("nhb,nkb->nhk", q_rope, rope)
     valid = (jnp.arange(entries.shape[1]) < count[:, None])[:, None]
-    probabilities = jax.nn.softmax(scores * scale, axis=-1, where=valid, initial=-1e30)
+    probabilities = jax.nn.softmax(jnp.where(valid, scores * scale, -1e30), axis=-1)
     probabilities = jnp.where(valid, probabilities, 0.0)
     return jnp.einsum("nhk,nkc->nhc", probabilities, jnp.where(valid[:, 0, :, None], latent, 0.0))

@@ -1,4 +1,4 @@
-"""sparse_mla for the CPU: a few rows at a time, so that K x 576 values are in memory, not N x K x 576."""
+"""sparse_mla for the CPU: a few rows at a time: K x 576 values in memory, not N x K x 576."""
 
 from collections.abc import Callable
 

@@ -26,7 +26,9 @@ def project_queries(
 ) -> tuple[Float[Array, "batch T R"], Float[Array, "batch H T K"]]:
     """Return the normed query latent (the indexer reads it too) and the rotated queries."""
     batch, tokens, _ = x.shape
-    latent = rms_norm(x @ weights["attention.q_a"], weights["attention.q_a_norm"], shape.rms_norm_eps)
+    latent = rms_norm(
+        x @ weights["attention.q_a"], weights["attention.q_a_norm"], shape.rms_norm_eps
+    )
     heads = (latent @ weights["attention.q_b"]).reshape(
         batch, tokens, shape.num_attention_heads, shape.qk_head_dim
     )

@@ -17,6 +17,8 @@ from scripts.tiny.parameters import Parameters, initial_parameters, initial_rout
 from scripts.tiny.shape import TinyShape
 from scripts.tiny.stream import StreamPosition
 
+CHECKPOINT = "checkpoint.safetensors"
+
 
 @dataclasses.dataclass
 class Progress:

@@ -11,9 +11,8 @@ TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 SKIPPED_FOLDERS = frozenset({"site-packages", "__pycache__", "pydoc_data", "lib-dynload"})
 # Tables, not code: they would teach the model lists of code points.
 TABLES = frozenset({"entities.py", "schema.py", "sequence.py"})
-CODE_OF_ENCODINGS = frozenset(
-    "__init__ aliases idna punycode utf_8 utf_8_sig utf_16 uu_codec zlib_codec".split()
-)
+_ENCODINGS = "__init__ aliases idna punycode utf_8 utf_8_sig utf_16 uu_codec zlib_codec"
+CODE_OF_ENCODINGS = frozenset(_ENCODINGS.split())
 SMALLEST_FILE = 200
 DEV_FILES = 14
 TEST_FILES = 60

@@ -1,9 +1,8 @@
 """Measures the shipped weights on held-out text; returns plain numbers for the card."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +52,9 @@ class Scores(NamedTuple):
     choices: Int[np.ndarray, "rows T"]
 
 
-def evaluation_mode(shape: TinyShape, selection: str, count: int, stride: int | None = None) -> Mode:
+def evaluation_mode(
+    shape: TinyShape, selection: str, count: int, stride: int | None = None
+) -> Mode:
     """Return a mode in which no expert drops a row."""
     capacity = shape.n_routed_experts / shape.num_experts_per_tok
     return Mode(
@@ -235,9 +236,7 @@ def _draft(
     tokens: Int[Array, "batch T"],
     mode: Mode,
 ) -> list[Int[Array, "batch T"]]:
-    return draft_tokens(
-        shape, parameters, bias[-1], hidden, tokens, mode, steps=DRAFT_DEPTH
-    )
+    return draft_tokens(shape, parameters, bias[-1], hidden, tokens, mode, steps=DRAFT_DEPTH)
 
 
 def measure_drafts(
@@ -245,7 +244,7 @@ def measure_drafts(
 ) -> list[dict[str, Any]]:
     """Compare MTP drafts and bigram drafts with the main model's choices, by depth."""
     rows = cut_rows(text, context)
-    size = max(1, TOKENS_PER_PASS // context)
+    size = max(1, min(len(rows), TOKENS_PER_PASS // context))
     rows = rows[: len(rows) // size * size]
     mode = evaluation_mode(model.shape, "indexer", context)
     drafts, choices = [], []

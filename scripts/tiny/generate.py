@@ -81,9 +81,7 @@ def sample_texts(
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
     results = [{"prompt": prompt} for prompt in prompts]
     for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
-        outputs = generate(
-            shape, parameters, bias, encoded, count=count, temperature=temperature
-        )
+        outputs = generate(shape, parameters, bias, encoded, count=count, temperature=temperature)
         for result, output in zip(results, outputs, strict=True):
             result[name] = tokenizer.decode(output, skip_special_tokens=False)
     return results

@@ -102,9 +102,7 @@ def token_losses(
 
 
 @jax.custom_vjp
-def cross_entropy(
-    logits: Float[Array, "N V"], targets: Int[Array, " N"]
-) -> Float[Array, " N"]:
+def cross_entropy(logits: Float[Array, "N V"], targets: Int[Array, " N"]) -> Float[Array, " N"]:
     """Return log sum exp minus the target's logit; the gradient recomputes the softmax."""
     largest = logits.max(-1)
     log_sum = jnp.log(jnp.exp(logits - largest[:, None]).sum(-1)) + largest

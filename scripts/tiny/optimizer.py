@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 from scripts.tiny.parameters import Parameters
 from scripts.tiny.shape import TinyShape
 
-MUON_NAMES = frozenset(
-    "q_a q_b kv_a k_up v_up o gate_up down shared_gate_up shared_down query key merge".split()
-)
+_MATRICES = """
+q_a q_b kv_a k_up v_up o gate_up down shared_gate_up shared_down query key merge
+"""
+MUON_NAMES = frozenset(_MATRICES.split())
 MUON_MOMENTUM = 0.95
 MUON_WEIGHT_DECAY = 0.1
 MUON_UPDATE_RMS = 0.2  # per unit of learning rate
@@ -19,7 +20,8 @@ ADAM_BETAS = (0.9, 0.97)
 ADAM_EPS = 1e-10
 ADAM_WEIGHT_DECAY = 0.05
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NEWTON_SCHULZ_STEPS = 4  # a fifth costs 5 % of a step and only lifts directions below 1 % of the norm
+# A fifth step costs 5 % of a training step and lifts only directions below 1 % of the norm.
+NEWTON_SCHULZ_STEPS = 4
 
 
 class OptimizerState(NamedTuple):
@@ -63,7 +65,13 @@ def update(
         else:
             rate = adam_rate * (1.0 if name in ("embed", "head") else 0.5)
             new[name], momentum[name], second[name] = _adam_step(
-                name, parameters[name], gradient, state.momentum[name], state.second[name], rate, count
+                name,
+                parameters[name],
+                gradient,
+                state.momentum[name],
+                state.second[name],
+                rate,
+                count,
             )
     for name, direction in _orthogonalise_all(directions).items():
         whole = _join_matrices(shape, name, direction, parameters[name].shape)

@@ -34,13 +34,20 @@ class Phase:
     synthetic_share: float
 
 
-# A: language, within index_topk, so no selection is needed. B: longer rows, the indexer imitates
-# dense attention, drafts are chained. C: attention sees the selection only. D: long rows.
+_DENSE = Objective(Mode(block=128), draft_steps=1)
+_IMITATE = Objective(Mode(row_stride=16), draft_steps=3)
+_SELECT = Objective(Mode(selection="indexer", row_stride=16), draft_steps=3)
+_SELECT_LONG = Objective(Mode(selection="indexer", row_stride=16), draft_steps=1)
+
+# A: language, within index_topk, so no selection is needed. R: the same with more recall. B: longer
+# rows, the indexer imitates dense attention, drafts are chained. C: attention sees the selection
+# only. D: long rows.
 PHASES = (
-    Phase("A", 0.0, 8, 256, Objective(Mode(block=128), draft_steps=1), 0.22),
-    Phase("B", 0.55, 2, 1024, Objective(Mode(row_stride=16), draft_steps=3), 0.25),
-    Phase("C", 0.76, 2, 1024, Objective(Mode(selection="indexer", row_stride=16), draft_steps=3), 0.25),
-    Phase("D", 0.90, 1, 4096, Objective(Mode(selection="indexer", row_stride=16), draft_steps=1), 0.3),
+    Phase("A", 0.0, 8, 256, _DENSE, 0.22),
+    Phase("R", 0.24, 8, 256, _DENSE, 0.4),
+    Phase("B", 0.55, 2, 1024, _IMITATE, 0.25),
+    Phase("C", 0.76, 2, 1024, _SELECT, 0.25),
+    Phase("D", 0.90, 1, 4096, _SELECT_LONG, 0.3),
 )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 class TinyShape:
     """Sizes of the model, under their Hugging Face names.
 
-    The cache layouts are the production ones (latent 512, rope 64, index head 128); the rest is small.
+    The cache layouts are those of production (latent 512, rope 64, index head 128), the rest is
+    small.
     """
 
     vocab_size: int = 4096

@@ -1,4 +1,4 @@
-"""Batches of a phase: rows of code and synthetic rows, as a function of the saved position alone."""
+"""Batches of a phase: rows of code and synthetic rows, a function of the saved position alone."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -60,7 +60,9 @@ class BatchStream:
             else:
                 rows.append(self._code_row(size))
         self.position.batches += 1
-        return Batch(np.stack([row.tokens for row in rows]), np.stack([row.weights for row in rows]))
+        return Batch(
+            np.stack([row.tokens for row in rows]), np.stack([row.weights for row in rows])
+        )
 
     def _code_row(self, size: int) -> Row:
         per_epoch = (self.total - size - self.length) // self.length

@@ -12,12 +12,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 
-from scripts.tiny.tokenizer import PAD_ID, SPECIAL_TOKENS, format_turn
+from scripts.tiny.tokenizer import PAD_ID, SPECIAL_TOKENS
 from scripts.tiny.words import REPLIES, random_name, random_value, random_words
 
 RECALL = 1.5
 PLAIN = 1.0
 HIDDEN = 0.0
+# Of repeated tokens, facts, dictionary, copied lines, chat. The first is the densest lesson: with
+# 0.3 of it no copying was learnt in 750 thousand tokens.
+TASK_SHARES = (0.45, 0.24, 0.1, 0.11, 0.1)
 
 
 class Row(NamedTuple):
@@ -56,7 +59,7 @@ class RowMaker:
             self.copied_lines,
             self.chat,
         )
-        task = tasks[rng.choice(len(tasks), p=(0.3, 0.32, 0.12, 0.14, 0.12))]
+        task = tasks[rng.choice(len(tasks), p=TASK_SHARES)]
         return self.fit(rng, task(rng, length), length)
 
     def fit(self, rng: np.random.Generator, row: Row, length: int) -> Row:
@@ -83,7 +86,8 @@ class RowMaker:
 
     def repeated_tokens(self, rng: np.random.Generator, length: int) -> Row:
         """A list of random tokens or names, again and again: the densest lesson in copying."""
-        size = int(rng.integers(6, max(8, int(length * 0.45))))
+        # Log-uniform: short lists come around often, and are the easier lesson.
+        size = int(np.exp(rng.uniform(np.log(4), np.log(max(8, length * 0.45)))))
         if rng.random() < 0.5:
             low, high = len(SPECIAL_TOKENS), self.tokenizer.get_vocab_size()
             block = rng.integers(low, high, size).astype(np.int32)
@@ -92,8 +96,8 @@ class RowMaker:
             block = np.array(self.tokenizer.encode(names, add_special_tokens=False).ids, np.int32)
             block = block[:size]
         parts, total = [Row(block, np.full(len(block), HIDDEN, np.float32))], len(block)
-        while total < length and len(parts) < 16:
-            if rng.random() < 0.3:
+        while total < length and len(parts) < 40:
+            if rng.random() < 0.15:
                 parts.append(self.filler(rng, int(rng.integers(4, 4 + length // 4))))
             weights = np.full(len(block), RECALL, np.float32)
             weights[0] = HIDDEN  # nothing says that the list starts over
@@ -117,9 +121,7 @@ class RowMaker:
                 events.append((rng.uniform(told, 1), self.pieces(*fact.recall)))
         return self.spread(rng, events, length)
 
-    def spread(
-        self, rng: np.random.Generator, events: list[tuple[float, Row]], length: int
-    ) -> Row:
+    def spread(self, rng: np.random.Generator, events: list[tuple[float, Row]], length: int) -> Row:
         """Put events at their times (0..1), filler between them, about `length` tokens in all."""
         events.sort(key=lambda event: event[0])
         room = max(0, length - sum(len(row.tokens) for _, row in events))
@@ -187,9 +189,7 @@ class RowMaker:
             total += len(row.tokens)
         return join(rows)
 
-    def turns(
-        self, question: tuple[str, float], answer: tuple[str, float], order: str = ""
-    ) -> Row:
+    def turns(self, question: tuple[str, float], answer: tuple[str, float], order: str = "") -> Row:
         """One question, `order` in front of it, and its answer."""
         return self.pieces(
             ("<|user|>" + order, PLAIN),
@@ -205,8 +205,18 @@ def make_fact(rng: np.random.Generator, name: str, form: int) -> Fact:
     value = random_value(rng)
     if form == 0:
         return Fact(
-            ((f"\n# note: the code of {name}", HIDDEN), (" is", PLAIN), (f" {value}", HIDDEN), (".\n", PLAIN)),
-            ((f"\n# recall: the code of {name}", HIDDEN), (" is", PLAIN), (f" {value}", RECALL), (".\n", PLAIN)),
+            (
+                (f"\n# note: the code of {name}", HIDDEN),
+                (" is", PLAIN),
+                (f" {value}", HIDDEN),
+                (".\n", PLAIN),
+            ),
+            (
+                (f"\n# recall: the code of {name}", HIDDEN),
+                (" is", PLAIN),
+                (f" {value}", RECALL),
+                (".\n", PLAIN),
+            ),
         )
     if form == 1:
         return Fact(

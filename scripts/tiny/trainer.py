@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from scripts.tiny.checkpoint import (
+    CHECKPOINT,
     Progress,
     TrainingState,
     initial_state,
@@ -37,7 +38,7 @@ from scripts.tiny.stream import BatchStream, StreamPosition
 from scripts.tiny.synthetic import RowMaker
 
 LARGEST_GRADIENT = 1.0
-CHECKPOINT = "checkpoint.safetensors"
+
 Metrics = dict[str, Float[Array, ""]]
 StepFunction = Callable[[TrainingState, Batch, Float[Array, ""]], tuple[TrainingState, Metrics]]
 
@@ -121,9 +122,7 @@ class Trainer:
         self._enter_phase(report)
         phase, progress = self.phases[self.progress.phase], self.progress
         factor = rate_factor(self.fraction(), progress.step)
-        self.state, metrics = self.step_function(
-            self.state, next(self.stream), np.float32(factor)
-        )
+        self.state, metrics = self.step_function(self.state, next(self.stream), np.float32(factor))
         numbers = {name: float(value) for name, value in metrics.items()}
         seconds = time.monotonic() - began
         progress.step += 1

@@ -172,7 +172,9 @@ def run_drafts(
     for step in range(steps):
         positions = jnp.arange(count) + step
         turn = rotation(positions, shape.qk_rope_head_dim, shape.rope_theta)
-        merged = merge_draft_inputs(shape, parameters, tokens[:, step + 1 : step + 1 + count], recycled)
+        merged = merge_draft_inputs(
+            shape, parameters, tokens[:, step + 1 : step + 1 + count], recycled
+        )
         if first is None:
             first = decoder_layer(shape, weights, bias, merged, turn, mode)
             x = first.x

@@ -2,21 +2,23 @@
 
 import numpy as np
 
-WORDS = tuple(
-    """apple river stone cloud maple tiger copper silver window garden bridge castle
-    forest harbor island jungle kettle ladder marble needle orange pepper quartz ribbon saddle
-    timber valley walnut yellow zebra anchor basket candle desert engine feather goblet hammer
-    indigo jacket kernel lantern meadow nickel oyster pillow rocket sailor temple violet wagon
-    amber birch cedar delta ember falcon granite hazel ivory jasper kite lemon mango north olive
-    pearl quill raven sand tulip umber velvet willow yarn zinc acorn badger cobalt dagger eagle
-    fern grove heron iris juniper koala lily moss nectar onyx panda quiver rust swan thorn urchin
-    vine wren yak alpha beta gamma sigma omega lambda kappa theta table paper number letter color
-    field record buffer signal packet socket thread module object method string vector matrix""".split()
-)
-SYLLABLES = tuple(
-    "ba be bo da de di do fa fi ga go ka ke ki ko la le li lo ma me mi mo na ne ni no pa pe po "
-    "ra re ri ro sa se si so ta te ti to va ve vi vo za ze zo".split()
-)
+_WORD_LIST = """
+apple river stone cloud maple tiger copper silver window garden bridge castle
+forest harbor island jungle kettle ladder marble needle orange pepper quartz ribbon saddle
+timber valley walnut yellow zebra anchor basket candle desert engine feather goblet hammer
+indigo jacket kernel lantern meadow nickel oyster pillow rocket sailor temple violet wagon
+amber birch cedar delta ember falcon granite hazel ivory jasper kite lemon mango north olive
+pearl quill raven sand tulip umber velvet willow yarn zinc acorn badger cobalt dagger eagle
+fern grove heron iris juniper koala lily moss nectar onyx panda quiver rust swan thorn urchin
+vine wren yak alpha beta gamma sigma omega lambda kappa theta table paper number letter color
+field record buffer signal packet socket thread module object method string vector matrix
+"""
+_SYLLABLE_LIST = """
+ba be bo da de di do fa fi ga go ka ke ki ko la le li lo ma me mi mo na ne ni no pa pe po
+ra re ri ro sa se si so ta te ti to va ve vi vo za ze zo
+"""
+WORDS = tuple(_WORD_LIST.split())
+SYLLABLES = tuple(_SYLLABLE_LIST.split())
 REPLIES = (
     ("Hello", "Hello! How can I help?"),
     ("Hi", "Hello! How can I help?"),

@@ -11,13 +11,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+
 from bucketing.grid import Cell
 from bucketing.step_inputs import NO_STOP_ID, Limits, StepInputs, StepOutputs, neutral_inputs
 from glm_jax.sampling.params import SamplingParams
 
 VOCABULARY = 97
-_MODULUS = 2**31 - 1
-_WEIGHTS = np.array([pow(48271, n + 1, _MODULUS) for n in range(4096)], np.int64)
 # Never a token: what an entry holds until somebody who owns it writes it.
 STALE = -1
 
@@ -34,13 +33,11 @@ class Settings(NamedTuple):
     stop_ids: tuple[int, ...]
 
 
-def draw(history: Sequence[int] | np.ndarray, settings: Settings) -> int:
+def draw(history: Sequence[int], settings: Settings) -> int:
     """Return the next token after `history`: the first one of a hashed walk that is allowed."""
-    tokens = np.asarray(history, np.int64)
-    mixed = int((tokens + 1) @ _WEIGHTS[: len(tokens)] % _MODULUS) * 31 + len(tokens)
-    salt = hash((*settings[:4], settings.seed))
-    token = (mixed ^ salt) % VOCABULARY
-    banned = settings.stop_ids if len(tokens) < settings.min_length else ()
+    mixed = hash((tuple(history), *settings[:4], settings.seed))
+    token = mixed % VOCABULARY
+    banned = settings.stop_ids if len(history) < settings.min_length else ()
     while token in banned:
         token = (token + 1) % VOCABULARY
     return token
@@ -85,18 +82,20 @@ class FakeDevice:
     """The slots and the cache of one rank, and the step that every cell's program runs on them.
 
     Attributes:
-        tokens: Token id per (page, offset), STALE until written.
-        written: Flat entries (page * page_size + offset) that the last step wrote.
+        tokens: Token id per entry (page * page_size + offset), STALE until written. All state is
+            Python lists: at test sizes they are several times faster than arrays.
+        following: The token after it, as the drafter's layer was told.
+        written: Entries that the last step wrote.
         steps: Steps run.
     """
 
     def __init__(self, limits: Limits, num_pages: int) -> None:
         """Make a zeroed device; the last slot is the pad slot."""
         self.limits = limits
-        self.tokens = np.full((num_pages, limits.page_size), STALE, np.int64)
-        self.following = self.tokens.copy()
+        self.tokens = [STALE] * (num_pages * limits.page_size)
+        self.following = [STALE] * (num_pages * limits.page_size)
         slots = limits.max_num_seqs + 1
-        self.page_table = np.zeros((slots, limits.pages_per_seq), np.int64)
+        self.page_table = [[0] * limits.pages_per_seq for _ in range(slots)]
         self.computed = [0] * slots
         self.last_token = [STALE] * slots
         self.settings: list[Settings | None] = [None] * slots
@@ -109,16 +108,19 @@ class FakeDevice:
         Free pages, pages that change hands and the tails of pages thus never hold a token that a
         later owner could read without writing it first.
         """
-        stale = np.ones(self.tokens.size, bool)
-        for pages, computed in owners:
-            stale[self._entries(np.array(pages, np.int64), computed)] = False
-        self.tokens.reshape(-1)[stale] = STALE
-        self.following.reshape(-1)[stale] = STALE
+        for name in ("tokens", "following"):
+            old = getattr(self, name)
+            kept = [STALE] * len(old)
+            for pages, computed in owners:
+                for entry in self._entries(pages, computed):
+                    kept[entry] = old[entry]
+            setattr(self, name, kept)
 
-    def _entries(self, pages: np.ndarray, length: int) -> np.ndarray:
-        """Return the flat entries of the first `length` positions of a page table."""
+    def _entries(self, pages: Sequence[int], length: int) -> list[int]:
+        """Return the entries of the first `length` positions of a page table."""
         size = self.limits.page_size
-        return (pages[:, None] * size + np.arange(size)).reshape(-1)[:length]
+        used = pages[: -(-length // size)]
+        return [page * size + offset for page in used for offset in range(size)][:length]
 
     def program(self, cell: Cell) -> Callable[[StepInputs], StepOutputs]:
         """Return the program of a cell."""
@@ -150,7 +152,8 @@ class FakeDevice:
                 group_tokens[0, g, len(tokens) - 1] = drawn if sampled else -7
                 accepted[0, g] = 0
         self._check_pads()
-        return StepOutputs(chunk_tokens, group_tokens, accepted, np.zeros((1, cell.rows, 1), "f4"))
+        hidden = np.zeros((1, cell.rows, 1), np.float32)
+        return StepOutputs(chunk_tokens, group_tokens, accepted, hidden)
 
     def _read(self, cell: Cell, inputs: StepInputs) -> StepInputs:
         """Return the inputs as lists, after checking their shapes and dtypes."""
@@ -170,7 +173,7 @@ class FakeDevice:
                 assert not any(host.reset_pages[z])
                 continue
             assert 0 <= slot < self.limits.max_num_seqs, f"reset of slot {slot}"
-            self.page_table[slot] = host.reset_pages[z]
+            self.page_table[slot] = list(host.reset_pages[z])
             self.computed[slot] = host.reset_computed[z]
             self.last_token[slot] = STALE
             self.settings[slot] = Settings(
@@ -187,9 +190,9 @@ class FakeDevice:
                 assert (index, page) == (0, 0)
                 continue
             assert 0 <= slot < self.limits.max_num_seqs, f"page update of slot {slot}"
-            assert self.page_table[slot, index] == 0, "a page-table entry is replaced"
+            assert self.page_table[slot][index] == 0, "a page-table entry is replaced"
             assert page > 0, "a slot gains page 0"
-            self.page_table[slot, index] = page
+            self.page_table[slot][index] = page
 
     def _chunks(self, host: StepInputs) -> list[tuple[int, list[int], list[int], bool]]:
         chunks = []
@@ -229,12 +232,13 @@ class FakeDevice:
     def _write(self, slot: int, tokens: list[int], following: list[int]) -> None:
         for n, (token, after) in enumerate(zip(tokens, following, strict=True)):
             page_index, offset = divmod(self.computed[slot] + n, self.limits.page_size)
-            page = int(self.page_table[slot, page_index])
+            page = self.page_table[slot][page_index]
             assert page > 0, f"slot {slot} writes page 0"
             assert token >= 0, f"slot {slot} computes a token that nobody knows"
-            self.tokens[page, offset] = token
-            self.following[page, offset] = after
-            self.written.append(page * self.limits.page_size + offset)
+            entry = page * self.limits.page_size + offset
+            self.tokens[entry] = token
+            self.following[entry] = after
+            self.written.append(entry)
 
     def _advance(self, slot: int, rows: int, last_following: int, sampled: bool) -> int:
         """Advance a slot; when sampled, read its whole history back and draw the next token."""
@@ -243,20 +247,19 @@ class FakeDevice:
         if not sampled:
             return STALE
         assert last_following == 0, "the token after a sampled row cannot be known"
-        used = -(-length // self.limits.page_size)
-        entries = self._entries(self.page_table[slot, :used], length)
-        history = self.tokens.reshape(-1)[entries]
-        following = self.following.reshape(-1)[entries]
-        assert (history >= 0).all(), f"slot {slot} reads a stale entry"
-        assert (following[:-1] == history[1:]).all(), f"slot {slot} has wrong next tokens"
+        entries = self._entries(self.page_table[slot], length)
+        history = [self.tokens[entry] for entry in entries]
+        following = [self.following[entry] for entry in entries]
+        assert min(history) >= 0, f"slot {slot} reads a stale entry"
+        assert following[:-1] == history[1:], f"slot {slot} has wrong next tokens"
         settings = self.settings[slot]
         assert settings is not None, f"slot {slot} was never reset"
         self.last_token[slot] = draw(history, settings)
         # The drafter's layer gets the token just drawn as the row's next one.
-        self.following.reshape(-1)[entries[-1]] = self.last_token[slot]
+        self.following[entries[-1]] = self.last_token[slot]
         return self.last_token[slot]
 
     def _check_pads(self) -> None:
-        assert (self.tokens[0] == STALE).all(), "page 0 was written"
-        assert not self.page_table[-1].any(), "the pad slot has pages"
+        assert set(self.tokens[: self.limits.page_size]) == {STALE}, "page 0 was written"
+        assert not any(self.page_table[-1]), "the pad slot has pages"
         assert self.computed[-1] == 0

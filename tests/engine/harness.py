@@ -1,8 +1,10 @@
 """Drives the real scheduler and pack against FakeDevice and checks every step's invariants."""
 
-import numpy as np
+from random import Random
+
+from engine.fake_program import VOCABULARY, FakeDevice, tokens_alone
+
 from bucketing.pack import pack
-from engine.fake_program import FakeDevice, tokens_alone
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.plan import StepPlan
@@ -68,6 +70,13 @@ class Loop:
     def step(self):
         plan = self.schedule()
         return None if plan is None else self.commit(plan, self.run(plan))
+
+    def schedule_and_run(self) -> StepPlan:
+        """Run one step and return its plan."""
+        plan = self.schedule()
+        assert plan is not None
+        self.commit(plan, self.run(plan))
+        return plan
 
     def finish(self, limit: int = 10_000) -> None:
         for _ in range(limit):
@@ -156,5 +165,6 @@ class Loop:
             assert request.output_token_ids == expected[: request.num_output_tokens]
 
 
-def prompt_of(rng: np.random.Generator, length: int) -> list[int]:
-    return rng.integers(0, 97, length).tolist()
+def prompt_of(rng: Random, length: int) -> list[int]:
+    """Random token ids; some repeat, so that token values alone do not tell positions apart."""
+    return rng.choices(range(VOCABULARY), k=length)

@@ -1,57 +1,64 @@
-"""One random life of an engine: odd limits, arrivals, aborts and faults at random moments."""
+"""Random lives of an engine: odd limits, arrivals, aborts and faults at random moments.
 
-import numpy as np
-from engine.fake_program import VOCABULARY
+`python -m engine.random_schedule FIRST COUNT` runs many of them and prints what they reached.
+"""
+
+import json
+import sys
+from collections import Counter
+from random import Random
+
 from engine.harness import Loop, prompt_of
+
 from glm_jax.engine.admission import RequestRefusedError
+from glm_jax.engine.request import RowClass
 
 POLICIES = ("mixed", "mixed", "mixed", "prefill_first", "alternate")
 
 
-def random_options(rng: np.random.Generator) -> dict:
+def random_options(rng: Random) -> dict:
     """Draw engine options: tiny pages, budgets below a page, pools that force preemption."""
-    page_size = int(rng.choice([1, 2, 4]))
-    max_model_len = int(rng.integers(4, 21))
+    page_size = rng.choice([1, 2, 4])
+    max_model_len = rng.randint(4, 20)
     longest = -(-(max_model_len - 1) // page_size)
-    threshold = int(rng.choice([0, 0, page_size, page_size + 2]))
+    threshold = rng.choice([0, 0, page_size, page_size + 2])
     return {
         "max_model_len": max_model_len,
-        "max_num_seqs": int(rng.choice([1, 2, 3, 4, 4])),
-        "max_num_batched_tokens": int(rng.integers(1, 13)),
+        "max_num_seqs": rng.choice([1, 2, 3, 4, 4]),
+        "max_num_batched_tokens": rng.randint(1, 12),
         "page_size": page_size,
-        "num_pages": 1 + max(1, longest + int(rng.integers(-1, 5))),
-        "prefill_buckets": [int(n) for n in rng.integers(1, 13, rng.integers(1, 3))],
-        "group_buckets": [int(n) for n in rng.integers(1, 4, rng.integers(0, 2))],
-        "decode_widths": [(1,), (1,), (2,), (1, 3)][rng.integers(4)],
+        "num_pages": 1 + max(1, longest + rng.randint(-1, 4)),
+        "prefill_buckets": [rng.randint(1, 12) for _ in range(rng.randint(1, 2))],
+        "group_buckets": [rng.randint(1, 3) for _ in range(rng.randint(0, 1))],
+        "decode_widths": rng.choice([(1,), (1,), (2,), (1, 3)]),
         "long_prefill_token_threshold": threshold,
-        "long_prefill_token_threshold_adaptive": bool(threshold and rng.random() < 0.5),
-        "max_num_partial_prefills": int(rng.integers(1, 4)),
-        "watermark": float(rng.choice([0.0, 0.0, 0.3])),
-        "step_policy": POLICIES[rng.integers(len(POLICIES))],
-        "seed": int(rng.integers(100)),
+        "long_prefill_token_threshold_adaptive": threshold > 0 and rng.random() < 0.5,
+        "max_num_partial_prefills": rng.randint(1, 3),
+        "watermark": rng.choice([0.0, 0.0, 0.3]),
+        "step_policy": rng.choice(POLICIES),
+        "seed": rng.randint(0, 99),
     }
 
 
-def add_random(loop: Loop, rng: np.random.Generator, name: str) -> bool:
+def add_random(loop: Loop, rng: Random, name: str) -> bool:
     """Add a random request; False when it was rightly refused."""
     longest = loop.config.max_model_len - 1
-    length = 1 + int(min(rng.integers(longest), rng.integers(longest)))
-    max_tokens = int(rng.integers(1, 9))
-    min_tokens = int(rng.choice([0, 0, 1, max_tokens]))
+    length = min(rng.randint(1, longest), rng.randint(1, longest))
+    max_tokens = rng.randint(1, 8)
     try:
         loop.add(
             name,
             prompt_of(rng, length),
-            eos=prompt_of(rng, int(rng.integers(0, 8))),
+            eos=prompt_of(rng, rng.randint(0, 7)),
             max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            ignore_eos=bool(rng.random() < 0.2),
-            stop_token_ids=rng.integers(0, VOCABULARY, rng.integers(0, 4)).tolist(),
-            temperature=float(rng.choice([0.0, 0.7])),
-            top_k=int(rng.integers(-1, 5)),
-            top_p=float(rng.choice([0.5, 1.0])),
-            min_p=float(rng.choice([0.0, 0.25])),
-            seed=[None, int(rng.integers(-5, 2**40))][rng.integers(2)],
+            min_tokens=rng.choice([0, 0, 1, max_tokens]),
+            ignore_eos=rng.random() < 0.2,
+            stop_token_ids=prompt_of(rng, rng.randint(0, 3)),
+            temperature=rng.choice([0.0, 0.7]),
+            top_k=rng.randint(-1, 4),
+            top_p=rng.choice([0.5, 1.0]),
+            min_p=rng.choice([0.0, 0.25]),
+            seed=rng.choice([None, rng.randint(-5, 2**40)]),
         )
     except RequestRefusedError:
         rows = min(length + max_tokens, loop.config.max_model_len) - 1
@@ -60,13 +67,13 @@ def add_random(loop: Loop, rng: np.random.Generator, name: str) -> bool:
     return True
 
 
-def random_step(loop: Loop, rng: np.random.Generator, faults: float) -> None:
+def random_step(loop: Loop, rng: Random, faults: float) -> None:
     """Run one step, with a fault or an abort at some moment of it now and then."""
     plan = loop.schedule()
     if plan is None:
         return
     luck = rng.random()
-    victim = list(loop.requests)[rng.integers(len(loop.requests))]
+    victim = rng.choice(list(loop.requests))
     if luck < faults:
         # A fault while packing: the plan is dropped, and perhaps one request with it.
         loop.scheduler.cancel(plan)
@@ -92,12 +99,12 @@ def random_step(loop: Loop, rng: np.random.Generator, faults: float) -> None:
 def run_random_schedule(seed: int) -> Loop:
     """Live one life, checked step by step; all tokens must be those of each request alone."""
     # A block of seeds shares its options: the neutral arrays of their cells are made only once.
-    loop = Loop(**random_options(np.random.default_rng(seed // 20)))
-    rng = np.random.default_rng((seed, 1))
-    faults = float(rng.choice([0.0, 0.0, 0.06]))
-    for n in range(int(rng.integers(1, 5))):
+    loop = Loop(**random_options(Random(seed // 20)))
+    rng = Random(f"schedule {seed}")
+    faults = rng.choice([0.0, 0.0, 0.06])
+    for n in range(rng.randint(1, 4)):
         add_random(loop, rng, f"r{n}")
-        for _ in range(int(rng.choice([0, 0, 1, 3]))):
+        for _ in range(rng.choice([0, 0, 1, 3])):
             random_step(loop, rng, faults)
     # Every request recomputes at most a few times: preemption must not thrash.
     rows = sum(request.max_length for request in loop.requests.values())
@@ -109,3 +116,28 @@ def run_random_schedule(seed: int) -> Loop:
     for name in loop.requests:
         loop.check_tokens(name)
     return loop
+
+
+def run_random_schedules(first: int, count: int) -> Counter[str]:
+    """Run the lives of `count` seeds and count what they reached; an error names its seed."""
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        try:
+            loop = run_random_schedule(seed)
+        except Exception as error:
+            error.add_note(f"in run_random_schedule({seed})")
+            raise
+        seen["preemptions"] += loop.scheduler.preemptions
+        seen["pool resets"] += loop.scheduler.pool_resets
+        seen.update(str(request.finish_reason) for request in loop.requests.values())
+        seen.update(plan.kind for plan in loop.plans)
+        seen["rests as groups"] += sum(
+            entry.row_class is RowClass.PREFILL
+            for plan in loop.plans
+            for entry in plan.group_entries
+        )
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_random_schedules(*map(int, sys.argv[1:3]))))  # noqa: T201 - its output

@@ -107,7 +107,9 @@ class SlowModel:
         kth = jax.lax.top_k(biased, shape.num_experts_per_tok)[0][..., -1:]
         gates = jnp.where(biased >= kth, scores, 0.0)
         gates = gates / gates.sum(-1, keepdims=True) * shape.routed_scaling_factor
-        total = mlp(h, self.weight(layer, "moe.shared_gate_up"), self.weight(layer, "moe.shared_down"))
+        total = mlp(
+            h, self.weight(layer, "moe.shared_gate_up"), self.weight(layer, "moe.shared_down")
+        )
         for expert in range(shape.n_routed_experts):
             gate_up = self.weight(layer, "moe.gate_up")[expert]
             down = self.weight(layer, "moe.down")[expert]

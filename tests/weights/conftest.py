@@ -1,8 +1,8 @@
 """A small checkpoint whose names and layouts are written out here, not taken from `names.py`."""
 
+import json
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -117,6 +117,22 @@ def save(tmp_path) -> Callable[..., str]:
 
 
 @pytest.fixture
+def save_shards(tmp_path) -> Callable[..., dict[str, str]]:
+    """Write shards and their index; `shard_of(name)` is a file name. Return all file names."""
+
+    def write(tensors: dict[str, np.ndarray], shard_of: Callable[[str], str]) -> dict[str, str]:
+        files = {name: shard_of(name) for name in tensors}
+        for file in set(files.values()):
+            part = {name: tensors[name] for name in tensors if files[name] == file}
+            save_file(part, tmp_path / file)
+        index = {"metadata": {"total_size": 0}, "weight_map": files}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        return files
+
+    return write
+
+
+@pytest.fixture
 def load() -> Callable[..., tuple[dict[str, np.ndarray], LoadPlan]]:
     """Load a checkpoint into fresh arrays of NaN: the parameters by flat name, and the plan."""
 
@@ -135,8 +151,3 @@ def load() -> Callable[..., tuple[dict[str, np.ndarray], LoadPlan]]:
         return arrays, plan
 
     return read
-
-
-@pytest.fixture
-def bfloat16() -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16)

@@ -105,13 +105,13 @@ def planned(headers, config):
     return plan_load({name: TensorHeader(*header) for name, header in headers.items()}, config)
 
 
-@pytest.mark.parametrize("preset", ["glm-5.2", "glm-5.3"])
-def test_bf16_checkpoint_of_glm_5_2_and_5_3(preset):
+def test_bf16_checkpoint_of_glm_5_2_and_5_3():
     headers = published(fp8=False, shared_index_layers=SHARED_INDEX_LAYERS)
     assert len(headers) == 59_585
     assert elements(headers) == 753_329_940_480
-    assert expected_tensors(PRESETS[preset], fp8=False) == headers
-    plan = planned(headers, PRESETS[preset])
+    assert PRESETS["glm-5.2"] == PRESETS["glm-5.3"]
+    assert expected_tensors(PRESETS["glm-5.2"], fp8=False) == headers
+    plan = planned(headers, PRESETS["glm-5.2"])
     assert Counter(plan.consumed()) == Counter(headers.keys())
     assert plan.ignored == ()
 

@@ -1,0 +1,1 @@
+"""What needs PyTorch and transformers: the reference that goldens and benchmarks compare with."""

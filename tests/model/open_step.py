@@ -1,0 +1,104 @@
+"""A step program with its insides laid open: logits of every row, and what every layer selected."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketing.grid import Cell
+from bucketing.pack import Chunk, RankRows, SlotReset, SlotSettings, pack
+from bucketing.step_inputs import Limits
+from glm_jax.model import layer
+from glm_jax.model.cache import CacheFormat, cache_shapes
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.head import logits_of
+from glm_jax.model.parameters import parameter_specs
+from glm_jax.model.slots import empty_slots
+from glm_jax.model.step import build_step
+from glm_jax.model.storage import ParameterStore, split_model
+from glm_jax.weights.load import load_parameters
+from pallas_kernels.sparse_mla import sparse_mla
+
+PAGE_SIZE = 64
+FLOAT32 = CacheFormat("float32")
+
+# Programs by config and number of tokens; mutated weights share one.
+_COMPILED: dict[tuple[GlmConfig, int], Callable] = {}
+
+
+class Opened(NamedTuple):
+    logits: np.ndarray  # float32 [T, V]
+    selected: np.ndarray  # bool [L, T, T]: layer, row, key
+
+
+def read_parameters(folder, config: GlmConfig) -> dict[str, np.ndarray]:
+    """Every parameter of a checkpoint in float32, by flat name."""
+    parameters = {
+        name: np.empty(spec.shape, np.float32) for name, spec in parameter_specs(config).items()
+    }
+    load_parameters(folder, config, parameters.__getitem__)
+    return parameters
+
+
+def run_open(config: GlmConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> Opened:
+    """Prefill all tokens as one chunk of one step."""
+    store = ParameterStore(config, dtype="float32", storage="per_layer")
+    for name in parameter_specs(config):
+        store.destination(name)[...] = parameters[name]
+    merge, leaves = split_model(store.to_device(jax.devices("cpu")[0]))
+    key = (config, len(tokens))
+    if key not in _COMPILED:
+        _COMPILED[key] = compile_open(config, merge, leaves, len(tokens))
+    logits, entries, counts = _COMPILED[key](leaves, tokens)
+    return Opened(logits[: len(tokens)], as_masks(entries, counts, len(tokens)))
+
+
+def compile_open(config: GlmConfig, merge: Callable, leaves: list, num_tokens: int) -> Callable:
+    """Compile one prefill cell; weights and tokens are arguments of what is returned."""
+    pages = -(-num_tokens // PAGE_SIZE)
+    limits = Limits(max_num_seqs=1, pages_per_seq=pages, page_size=PAGE_SIZE)
+    cell = Cell(pages * PAGE_SIZE, 0, 1)
+    step = build_step(merge, config, FLOAT32, loop="unrolled")
+    selections = []
+
+    def note(q_latent, q_rope, entries, count, *rest, **options):
+        selections.append((entries, count))
+        return sparse_mla(q_latent, q_rope, entries, count, *rest, **options)
+
+    def program(params, cache, slots, inputs):
+        _, _, outputs = step(params, cache, slots, inputs)
+        rows = jnp.arange(cell.prefill)
+        logits = logits_of(outputs.hidden[0], merge(params).head[...], rows)
+        return logits, *map(list, zip(*selections, strict=True))
+
+    def inputs_of(tokens):
+        settings = SlotSettings(0.0, 0, 1.0, 0.0, 0, 0, ())
+        reset = SlotReset(0, range(1, pages + 1), 0, settings)
+        tokens = np.asarray(tokens, np.int32)
+        chunk = Chunk(0, tokens, np.append(tokens[1:], np.int32(0)), sampled=True)
+        return pack(cell, limits, [RankRows(chunks=[chunk], resets=[reset])])
+
+    cache = jax.tree.map(
+        lambda spec: np.zeros((1, *spec.shape), spec.dtype),
+        cache_shapes(config, FLOAT32, num_pages=pages + 1, page_size=PAGE_SIZE),
+    )
+    slots = empty_slots(limits, 0, 1)
+    with mock.patch.object(layer, "sparse_mla", note):
+        compiled = (
+            jax.jit(program).lower(leaves, cache, slots, inputs_of(np.zeros(num_tokens))).compile()
+        )
+    return lambda leaves, tokens: jax.device_get(compiled(leaves, cache, slots, inputs_of(tokens)))
+
+
+def as_masks(entries: list, counts: list, num_tokens: int) -> np.ndarray:
+    """Cache entries to key positions; the one request's pages start at page 1, in order."""
+    masks = np.zeros((len(entries), num_tokens, num_tokens), bool)
+    for mask, chosen, count in zip(masks, entries, counts, strict=True):
+        for row in range(num_tokens):
+            keys = chosen[row, : count[row]] - PAGE_SIZE
+            assert len(set(keys.tolist())) == count[row], f"row {row} selects a key twice"
+            mask[row, keys] = True
+    return masks

@@ -1,0 +1,223 @@
+"""Equality with transformers' GlmMoeDsaForCausalLM; `scripts/make_golden.py` made the references.
+
+transformers norms the latents with eps 1e-6, so these tests do.
+"""
+
+import functools
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from glm_jax import LLM, SamplingParams
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.parameters import parameter_specs
+from glm_jax.model_files import find_model
+from tests.model.open_step import Opened, read_parameters, run_open
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+EPS = 1e-6
+TOLERANCE = 1e-4
+# A mutant counts as noticed when it is wrong by much more than the tolerance.
+NOTICED = 10 * TOLERANCE
+# Of the embedded model: rows decided by less than this may select differently, and 1 % of them.
+DECIDED = 2e-5
+
+
+class Golden(NamedTuple):
+    config: GlmConfig
+    parameters: dict[str, np.ndarray]
+    tokens: np.ndarray
+    prompt_tokens: int
+    logits: np.ndarray
+    selected: np.ndarray
+
+
+@functools.cache
+def golden(name: str) -> Golden:
+    config = GlmConfig.from_hf(GOLDEN / name).replace(latent_norm_eps=EPS)
+    with np.load(GOLDEN / name / "reference.npz") as reference:
+        tokens = reference["tokens"]
+        return Golden(
+            config,
+            read_parameters(GOLDEN / name, config),
+            tokens,
+            int(reference["prompt_tokens"]),
+            reference["logits"],
+            np.unpackbits(reference["selected"], axis=-1, count=len(tokens)).astype(bool),
+        )
+
+
+def tiny_llm(name: str) -> LLM:
+    """The product's front door with few cells."""
+    return LLM(
+        GOLDEN / name,
+        dtype="float32",
+        latent_norm_eps=EPS,
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny", "odd"])
+def test_logits_and_greedy_tokens_equal_transformers(name):
+    expected = golden(name)
+    llm = tiny_llm(name)
+    logits = llm.logits(expected.tokens.tolist())
+    assert logits.shape == expected.logits.shape
+    topk, error = expected.config.index_topk, np.abs(logits - expected.logits).max(axis=-1)
+    assert len(error) > 2 * topk
+    assert error[:topk].max() <= TOLERANCE
+    assert error[topk:].max() <= TOLERANCE
+
+    generated = expected.tokens[expected.prompt_tokens :].tolist()
+    params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
+    (output,) = llm.generate([expected.tokens[: expected.prompt_tokens].tolist()], params)
+    assert output.outputs[0].token_ids == generated
+
+
+@pytest.mark.parametrize("name", ["tiny", "odd"])
+def test_every_layer_selects_the_keys_that_transformers_selects(name):
+    expected = golden(name)
+    opened = run_open(expected.config, expected.parameters, expected.tokens)
+    check_against(expected, opened)
+    assert (opened.selected.sum(-1).max(-1) == expected.config.index_topk).all()
+
+
+def check_against(expected: Golden, opened: Opened) -> None:
+    np.testing.assert_allclose(opened.logits, expected.logits, rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(opened.selected, expected.selected)
+
+
+def half_split_indexer_rope(expected):
+    return expected.config.replace(indexer_rope_interleave=False), expected.parameters
+
+
+def wrong_latent_eps(expected):
+    return expected.config.replace(latent_norm_eps=1e-5), expected.parameters
+
+
+def no_correction_bias(expected):
+    return expected.config, changed(expected, "router_bias", np.zeros_like)
+
+
+def bfloat16_correction_bias(expected):
+    return expected.config, changed(
+        expected, "router_bias", lambda bias: bias.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
+
+
+def scale_of_the_latent_width(expected):
+    """(kv_lora_rank + rope)^-0.5, 576^-0.5 in GLM-5; only the product of q_b meets the scale."""
+    config = expected.config
+    ratio = config.qk_head_dim / (config.kv_lora_rank + config.qk_rope_head_dim)
+    return config, changed(expected, "attention.q_b", lambda q_b: q_b * ratio**0.5)
+
+
+def own_selection_on_shared_layers(expected):
+    """Every layer runs an indexer; a shared one has the weights of the full layer before it."""
+    config = expected.config.replace(indexer_types=("full",) * expected.config.num_hidden_layers)
+    parameters = {}
+    for name in parameter_specs(config):
+        source = name
+        while source not in expected.parameters:
+            _, number, rest = source.split(".", 2)
+            source = f"layers.{int(number) - 1}.{rest}"
+        parameters[name] = expected.parameters[source]
+    return config, parameters
+
+
+def changed(expected, suffix, change):
+    hit = {name for name in expected.parameters if name.endswith(suffix)}
+    assert hit
+    return {
+        name: change(array) if name in hit else array for name, array in expected.parameters.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        half_split_indexer_rope,
+        wrong_latent_eps,
+        no_correction_bias,
+        bfloat16_correction_bias,
+        scale_of_the_latent_width,
+        own_selection_on_shared_layers,
+    ],
+)
+def test_the_golden_test_notices(mutate):
+    expected = golden("tiny")
+    opened = run_open(*mutate(expected), expected.tokens)
+    with pytest.raises(AssertionError):
+        check_against(expected, opened)
+    assert np.abs(opened.logits - expected.logits).max() > NOTICED
+
+
+def test_half_split_indexer_rope_shows_only_past_index_topk():
+    """Why the prompts are longer than index_topk: before it every key is selected anyway."""
+    expected = golden("tiny")
+    opened = run_open(*half_split_indexer_rope(expected), expected.tokens)
+    error = np.abs(opened.logits - expected.logits).max(axis=-1)
+    assert error[: expected.config.index_topk].max() <= TOLERANCE
+    assert error[expected.config.index_topk :].max() > NOTICED
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    found = find_model(None)
+    with np.load(GOLDEN / "embedded.npz") as stored:
+        reference = dict(stored)
+    checkpoint = (found.folder / "model.safetensors").read_bytes()
+    assert zlib.crc32(checkpoint) == reference["checkpoint_crc"], (
+        "tests/golden/embedded.npz was made from another checkpoint; run "
+        "python -m scripts.make_golden --embedded FOLDER"
+    )
+    return found, reference
+
+
+@pytest.mark.slow
+def test_embedded_model_equals_transformers(embedded):
+    _, reference = embedded
+    llm = LLM(
+        dtype="float32",
+        latent_norm_eps=EPS,
+        max_model_len=2112,
+        max_num_seqs=1,
+        prefill_buckets=(512,),
+    )
+    for number in (0, 1):
+        tokens, rows = reference[f"tokens_{number}"], reference[f"rows_{number}"]
+        prompt_tokens = int(reference[f"prompt_tokens_{number}"])
+        assert prompt_tokens >= 1500
+        logits = llm.logits(tokens.tolist())
+        assert np.abs(logits[rows] - reference[f"logits_{number}"]).max() <= TOLERANCE
+        wide = reference[f"token_margin_{number}"] > 2 * TOLERANCE
+        assert wide.mean() > 0.99
+        np.testing.assert_array_equal(logits.argmax(-1)[wide], reference[f"best_{number}"][wide])
+        generated = tokens[prompt_tokens:].tolist()
+        params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
+        (output,) = llm.generate([tokens[:prompt_tokens].tolist()], params)
+        assert output.outputs[0].token_ids == generated
+
+
+@pytest.mark.slow
+def test_embedded_model_selects_the_keys_that_transformers_selects(embedded):
+    found, reference = embedded
+    config = found.config.replace(latent_norm_eps=EPS)
+    tokens = reference["tokens_0"]
+    opened = run_open(config, read_parameters(found.folder, config), tokens)
+    full = [config.has_indexer(layer) for layer in range(config.num_hidden_layers)]
+    packed = np.packbits(opened.selected[full], axis=-1)
+    crc = np.array([[zlib.crc32(row.tobytes()) for row in layer] for layer in packed], np.uint32)
+    equal = crc == reference["selected_crc_0"]
+    assert equal[reference["index_margin_0"] >= DECIDED].all()
+    assert equal.mean() > 0.99
+    for layer in range(1, config.num_hidden_layers):
+        if not full[layer]:
+            np.testing.assert_array_equal(opened.selected[layer], opened.selected[layer - 1])
