@@ -34,9 +34,9 @@ class ChatTemplate:
         )
         # Not Jinja's own tojson, which escapes for HTML.
         environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        names = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(source, globals=names)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
                 f"the chat template is not valid Jinja: {error.message} (line {error.lineno})"

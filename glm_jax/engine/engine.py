@@ -28,7 +28,7 @@ from glm_jax.engine.pages import PagePool
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request import FinishReason, Request
 from glm_jax.engine.scheduler import RequestUpdate, Scheduler
-from glm_jax.engine.stopping import end_at_stop_string
+from glm_jax.engine.stopping import end_at_stop_string, end_with_error
 from glm_jax.engine.text_stream import TextStream
 from glm_jax.sampling.params import SamplingParams
 from glm_jax.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ class Engine:
         self._fault_hook = fault_hook
         self._entries: dict[str, _Entry] = {}
         self._late: list[StreamDelta] = []
-        self._faults_before_dispatch = 0
+        self._faults_without_progress = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -143,10 +143,10 @@ class Engine:
                 "(skip_tokenizer_init). Use stop_token_ids."
             )
         request = Request(request_id, token_ids, params, eos_token_ids=self._eos_token_ids)
-        self.scheduler.add(request)
         entry = _Entry(request, text, stream)
         if keep_logits:
             entry.logits = np.zeros((len(token_ids), self._vocab_size), np.float32)
+        self.scheduler.add(request)
         self._entries[request_id] = entry
 
     def abort(self, request_id: str) -> bool:
@@ -171,7 +171,8 @@ class Engine:
     def step(self) -> StepResult:
         """Run one step.
 
-        A fault never escapes: the requests it names fail, the others go on (see ``faults``).
+        A fault never escapes: the requests it names fail, the others go on (see ``faults``). An
+        interrupt (Ctrl-C) does, after the step was undone: the next step recomputes.
         """
         started = time.perf_counter()
         deltas, self._late = self._late, []
@@ -183,11 +184,18 @@ class Engine:
                 self._fault_hook("schedule", None)
                 plan = self.scheduler.schedule()
             if plan is not None:
-                deltas += self._run(plan, clock)
-            self._faults_before_dispatch = 0
+                new = self._run(plan, clock)
+                deltas += new
+                # A chunk alone is no progress: after a reset it is computed again.
+                if new:
+                    self._faults_without_progress = 0
         except StepFault as error:
             fault = str(error)
             deltas += self._recover(plan, error)
+        except BaseException:
+            self._late = deltas + self._late
+            self._lose_pool()
+            raise
         wall_time = time.perf_counter() - started
         record = record_of(self.steps, plan, clock.phases(), wall_time, fault)
         self.steps += 1
@@ -215,40 +223,39 @@ class Engine:
     def _recover(self, plan: StepPlan | None, fault: StepFault) -> list[StreamDelta]:
         """Fail the culprits, keep everyone else.
 
-        Without named culprits a fault is taken for transient once; the second in a row without
-        progress fails the requests of the step (or, while planning, all).
+        A fault that names nobody who is still here is taken for transient once; the second without
+        a new token in between fails the requests of the step (or, while planning, all).
         """
-        lost = fault.phase in POOL_LOST
-        if lost:
-            self._executor.reset()
-            self.scheduler.reset_pool()
-            tries = self.scheduler.resets_without_progress
-        else:
-            if plan is not None:
-                self.scheduler.cancel(plan)
-            self._faults_before_dispatch += 1
-            tries = self._faults_before_dispatch
-        culprits: Iterable[str] = fault.request_ids
-        if not culprits and tries >= 2:
-            culprits = plan.request_ids if plan is not None else tuple(self._entries)
-            self._faults_before_dispatch = 0
-        updates = self.scheduler.fail(culprits, f"step {self.steps} failed in phase {fault}")
+        if fault.phase in POOL_LOST:
+            self._lose_pool()
+        elif plan is not None:
+            self.scheduler.cancel(plan)
+        error = f"step {self.steps} failed in phase {fault}"
+        updates = self.scheduler.fail(fault.request_ids, error)
+        self._faults_without_progress += 1
+        if not updates and self._faults_without_progress >= 2:
+            everyone = plan.request_ids if plan is not None else tuple(self._entries)
+            updates = self.scheduler.fail(everyone, error)
+        if updates:
+            self._faults_without_progress = 0
         return [self._delta(update) for update in updates]
 
+    def _lose_pool(self) -> None:
+        """Start over with an empty cache: the donated one may be gone, or half written."""
+        self.scheduler.reset_pool()
+        self._executor.reset()
+
     def _delta(self, update: RequestUpdate) -> StreamDelta:
-        """Text of an update; ends the request when a stop string was completed."""
+        """The stream piece of an update, with its text."""
         entry = self._entries[update.request_id]
-        request, stream = entry.request, entry.stream
-        tokens, text = update.new_token_ids, ""
-        if stream is not None:
-            ended = request.finish_reason is FinishReason.STOP
-            text, kept = stream.push(tokens, ended=ended)
-            if stream.matched is not None:
-                self.scheduler.finish(request.request_id, FinishReason.STOP)
-                end_at_stop_string(request, stream.matched, len(tokens) - kept)
+        request, tokens, text = entry.request, update.new_token_ids, ""
+        if entry.stream is not None:
+            try:
+                text, kept = self._extend_text(request, entry.stream, tokens)
                 tokens = tokens[:kept]
-            elif request.finished:
-                text += stream.finish()
+            except Exception as error:  # one request's text: the step was sound, the others go on
+                self.scheduler.finish(request.request_id, FinishReason.ERROR)
+                end_with_error(request, f"making text failed: {type(error).__name__}: {error}")
         reason = request.finish_reason
         return StreamDelta(
             request.request_id,
@@ -258,6 +265,19 @@ class Engine:
             request.stop_value,
             request.error,
         )
+
+    def _extend_text(
+        self, request: Request, stream: TextStream, tokens: Sequence[int]
+    ) -> tuple[str, int]:
+        """New text, and how many tokens stay; ends the request at a completed stop string."""
+        ended = request.finish_reason is FinishReason.STOP
+        text, kept = stream.push(tokens, ended=ended)
+        if stream.matched is not None:
+            self.scheduler.finish(request.request_id, FinishReason.STOP)
+            end_at_stop_string(request, stream.matched, len(tokens) - kept)
+        elif request.finished:
+            text += stream.finish()
+        return text, kept
 
     def _collect_logits(self, plan: StepPlan, outputs: StepOutputs) -> None:
         """Fetch the logits of prompt rows for the requests that asked for them."""

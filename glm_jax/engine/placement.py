@@ -33,7 +33,6 @@ def place(
     width = 1 + max((request.drafts for request in decodes), default=0)
     best: Placement | None = None
     for allowed in grid.widths:
-        # Without decodes and moved pieces every width names the same cell.
         if allowed < width:
             continue
         small = sorted(

@@ -228,8 +228,6 @@ class Scheduler:
         self.waiting.remove(request)
         request.status = RequestStatus.RUNNING
         request.slot = heappop(self._free_slots)
-        request.computed = 0
-        request.prefill_end = request.length
         request.needs_reset = True
         self.running.append(request)
 

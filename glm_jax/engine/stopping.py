@@ -38,3 +38,8 @@ def end_at_stop_string(request: Request, matched: str, surplus: int) -> None:
     """
     request.length -= surplus
     request.finish_reason, request.stop_value = FinishReason.STOP, matched
+
+
+def end_with_error(request: Request, error: str) -> None:
+    """Let an error be the end, whatever ended the request before."""
+    request.finish_reason, request.stop_value, request.error = FinishReason.ERROR, None, error

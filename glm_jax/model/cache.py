@@ -89,6 +89,11 @@ def write_plane(
     """
     planes, pages, page_size, width = array.shape
     size = pages * page_size
+    if entries.shape[0] == 1:
+        # XLA turns a scatter of one row into a select over the whole array: a copy of the pool
+        # per layer. A second row that writes nowhere keeps it a scatter.
+        entries = jnp.pad(entries, (0, 1), constant_values=size)
+        bits = jnp.pad(bits, ((0, 1), (0, 0)))
     # Past the end of the whole array, or a dropped row would land in the next plane.
     places = jnp.where(entries < size, plane * size + entries, planes * size)
     flat = array.reshape(planes * size, width)

@@ -80,11 +80,11 @@ def _sample_rows(
     groups, width = inputs.group_tokens.shape
     prefill_rows = inputs.prefill_tokens.shape[0]
     chunk_last = jnp.maximum(inputs.chunk_start[1:] - 1, 0)
-    first = prefill_rows + jnp.arange(groups)[:, None] * width
-    offset = jnp.maximum(inputs.group_known - 1, 0)[:, None] + jnp.arange(width)
-    group_rows = first + jnp.minimum(offset, width - 1)
-    sampled = jnp.concatenate([chunk_last, group_rows.reshape(-1)]).astype(jnp.int32)
-    wanted = inputs.group_sampled[:, None] & (jnp.arange(width) <= inputs.group_drafts[:, None])
+    group_rows = prefill_rows + jnp.arange(groups * width)
+    sampled = jnp.concatenate([chunk_last, group_rows]).astype(jnp.int32)
+    # From a group's last known row on: its next token, then what its drafts are compared with.
+    draw = jnp.arange(width) - (inputs.group_known - 1)[:, None]
+    wanted = inputs.group_sampled[:, None] & (draw >= 0) & (draw <= inputs.group_drafts[:, None])
     wanted = jnp.concatenate([inputs.chunk_sampled, wanted.reshape(-1)])
     settings = _settings(slots, rows, sampled, wanted)
     drawn = sample(logits_of(hidden, model.head[...], sampled), settings)
@@ -116,7 +116,10 @@ def _settings(
 def _accepted(
     group_tokens: Int[Array, "G Q"], slots: Slots, inputs: StepInputs
 ) -> Int[Array, " G"]:
-    """Length of the longest prefix of drafts that the draws confirm."""
+    """Length of the longest prefix of drafts that the draws confirm.
+
+    Only decoding groups have drafts, and those know one token: draw j is at row j.
+    """
     count = min(slots.drafts.shape[1], group_tokens.shape[1] - 1)
     drafts = slots.drafts[inputs.group_slot][:, :count]
     agree = group_tokens[:, :count] == drafts
@@ -138,7 +141,8 @@ def _advance(slots: Slots, inputs: StepInputs, outputs: StepOutputs) -> Slots:
     computed = slots.computed.at[target(slot, jnp.array(True))].add(
         jnp.concatenate([chunk_rows, grown]), mode="drop"
     )
-    last = jnp.take_along_axis(outputs.group_tokens, outputs.group_accepted[:, None], axis=1)
+    last_row = jnp.maximum(inputs.group_known - 1, 0) + outputs.group_accepted
+    last = jnp.take_along_axis(outputs.group_tokens, last_row[:, None], axis=1)
     sampled = jnp.concatenate([inputs.chunk_sampled, inputs.group_sampled])
     last_token = slots.last_token.at[target(slot, sampled)].set(
         jnp.concatenate([outputs.chunk_tokens, last[:, 0]]), mode="drop"

@@ -54,8 +54,10 @@ def _draw(logits: Float[Array, "S V"], rows: RowSettings) -> Int[Array, " S"]:
     """Gumbel-max over the kept tokens (exact sampling from the truncated softmax)."""
     # A greedy row's temperature is 0; its draw is discarded, only infinities must be avoided.
     scaled = logits / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
-    truncates = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-    kept = jax.lax.cond(truncates, lambda: _truncate(scaled, rows), lambda: scaled)
+    truncates = (rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)
+    # Greedy rows and pads must not switch the sort on.
+    truncates &= rows.temperature > 0
+    kept = jax.lax.cond(jnp.any(truncates), lambda: _truncate(scaled, rows), lambda: scaled)
 
     def noise(seed: UInt[Array, "2"], position: Int[Array, ""]) -> Float[Array, " V"]:
         key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
@@ -80,6 +82,8 @@ def _truncate(scaled: Float[Array, "S V"], rows: RowSettings) -> Float[Array, "S
     kept = by_min_p & (rank < limit[:, None])
     probability = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf), axis=-1)
     before = jnp.cumsum(probability, axis=-1) - probability
-    kept &= (before < rows.top_p[:, None]) | (rank == 0)
+    # Off is not "below 1": rounding may bring the mass before the last tokens to 1.
+    by_top_p = (before < rows.top_p[:, None]) | (rows.top_p >= 1.0)[:, None]
+    kept &= by_top_p | (rank == 0)
     line = jnp.arange(scaled.shape[0])[:, None]
     return jnp.full_like(scaled, -jnp.inf).at[line, order].set(jnp.where(kept, ranked, -jnp.inf))

@@ -1,13 +1,15 @@
-"""sparse_mla for the CPU: a few rows at a time: K x 576 values in memory, not N x K x 576."""
+"""sparse_mla for the CPU: one row at a time, so that K x 576 values are in memory, not N x K x 576.
+
+A row is two plain matmuls over one gathered block that stays in the core's cache. Measured on two
+CPU cores (512 rows, 8 heads, K = 256): blocks of 8 rows as batched einsums took 6 times as long,
+because masking the block and slicing its latent part each copy it.
+"""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
-
-# Rows gathered together: 1 to 8 rows per block were within 20 % of each other on CPU.
-BLOCK_ROWS = 8
 
 
 def sparse_mla(
@@ -19,29 +21,22 @@ def sparse_mla(
     *,
     scale: float,
 ) -> Float[Array, "N H C"]:
-    """Map over blocks of rows (see ``api``)."""
-    rows = entries.shape[0]
+    """Map over rows (see ``api``)."""
     latent_width = q_latent.shape[-1]
     queries = jnp.concatenate([q_latent, q_rope], axis=-1) * scale
 
-    def attend(operands: tuple[Array, Array, Array]) -> Float[Array, "n H C"]:
+    def attend(operands: tuple[Array, Array, Array]) -> Float[Array, "H C"]:
         query, entry, valid_count = operands
-        gathered = read(entry)
-        valid = jnp.arange(entry.shape[1]) < valid_count[:, None]
-        # where, not a product: an entry that is not selected may hold NaN.
-        safe = jnp.where(valid[..., None], gathered, 0.0)
-        scores = jnp.where(valid[:, None], jnp.einsum("nhe,nke->nhk", query, safe), -1e30)
-        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True)) * valid[:, None]
+        valid = jnp.arange(entry.shape[0]) < valid_count
+        # Unused places read the row's own first entry: whatever stands elsewhere, NaN included,
+        # is never touched, and the block needs no mask.
+        gathered = read(jnp.where(valid, entry, entry[:1]))
+        scores = jnp.where(valid, query @ gathered.T, -1e30)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True)) * valid
         total = jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-30)
-        return jnp.einsum("nhk,nkc->nhc", weights / total, safe[..., :latent_width])
+        # All 576 columns, then the latent ones: slicing the block first would copy it.
+        mixed = ((weights / total) @ gathered)[:, :latent_width]
+        # A pad row has no entry of its own, so what it read may be anything.
+        return jnp.where(valid_count > 0, mixed, 0.0)
 
-    if rows <= BLOCK_ROWS:
-        return attend((queries, entries, count))
-    spare = -rows % BLOCK_ROWS
-
-    def blocked(array: Array) -> Array:
-        padded = jnp.pad(array, ((0, spare), *((0, 0),) * (array.ndim - 1)))
-        return padded.reshape(-1, BLOCK_ROWS, *array.shape[1:])
-
-    out = jax.lax.map(attend, (blocked(queries), blocked(entries), blocked(count)))
-    return out.reshape(rows + spare, *q_latent.shape[1:])[:rows]
+    return jax.lax.map(attend, (queries, entries, count))

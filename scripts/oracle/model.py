@@ -19,21 +19,21 @@ from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaIndexe
 BLOCK = 128
 
 
-def load(folder: Path, experts: str = "eager") -> GlmMoeDsaForCausalLM:
+# For exact references: plain loops and matrix products, in any width.
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
+
+def load(folder: Path, implementation: dict[str, str] = PLAIN) -> GlmMoeDsaForCausalLM:
     """Load a BF16 or F32 checkpoint exactly: nothing missing, nothing left over."""
     model, info = GlmMoeDsaForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation=experts,
-        output_loading_info=True,
+        folder, dtype=torch.float32, output_loading_info=True, **implementation
     )
     problems = {key: sorted(names) for key, names in info.items() if names}
     assert not problems, f"transformers did not load the checkpoint as it is: {problems}"
     return model.eval()
 
 
-def load_dequantised(folder: Path) -> GlmMoeDsaForCausalLM:
+def load_dequantised(folder: Path, implementation: dict[str, str] = PLAIN) -> GlmMoeDsaForCausalLM:
     """Load a checkpoint that may be block FP8 and may have an MTP layer, which is left out."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config", None)
@@ -50,7 +50,7 @@ def load_dequantised(folder: Path) -> GlmMoeDsaForCausalLM:
         target = Path(temporary)
         (target / "config.json").write_text(json.dumps(config))
         safetensors.torch.save_file(plain, target / "model.safetensors", metadata={"format": "pt"})
-        return load(target)
+        return load(target, implementation)
 
 
 def dequantise(tensor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

@@ -138,5 +138,16 @@ def attend(
     return merged, jnp.concatenate(sampled, 1) if sampled else None
 
 
+def head_log_weights(
+    shape: TinyShape, queries: Float[Array, "batch H T K"], keys: Keys, heads: int
+) -> Float[Array, "batch heads T T"]:
+    """Return the log attention weights of the first heads over all causal keys."""
+    rope = jnp.broadcast_to(keys.rope[:, None], (*keys.nope.shape[:3], shape.qk_rope_head_dim))
+    whole = jnp.concatenate([keys.nope, rope], -1)[:, :heads]
+    scores = queries[:, :heads] @ _transpose(whole) * shape.qk_head_dim**-0.5
+    positions = jnp.arange(queries.shape[2])
+    return jax.nn.log_softmax(jnp.where(positions[:, None] >= positions, scores, MASKED))
+
+
 def _transpose(x: Float[Array, "*b N M"]) -> Float[Array, "*b M N"]:
     return jnp.swapaxes(x, -1, -2)

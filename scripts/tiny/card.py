@@ -96,7 +96,7 @@ def control_table(measured: dict[str, Any]) -> str:
     rows = []
     for split, results in measured["text"].items():
         contexts = [r["context"] for r in results if r["selection"] == "recent"]
-        for selection in ("all", "indexer", "recent", "random"):
+        for selection in ("indexer", "all", "recent", "random"):
             losses = [
                 result["loss_beyond_topk"]
                 for result in results

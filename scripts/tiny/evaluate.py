@@ -26,7 +26,7 @@ from scripts.tiny.synthetic import RECALL, RowMaker, join, make_fact
 from scripts.tiny.transformer import IndexGroup, Mode, run_trunk
 from scripts.tiny.words import random_words
 
-SELECTIONS = ("all", "indexer", "recent", "random")
+SELECTIONS = ("indexer", "all", "recent", "random")
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384)
 CONTROL_CONTEXTS = (1024, 2048, 4096)
 NEEDLE_ROWS = {1024: 16, 2048: 12, 4096: 8}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from scripts.tiny.attention import MASKED
+from scripts.tiny.guide import guide_loss
 from scripts.tiny.indexer import index_scores
 from scripts.tiny.parameters import Parameters
 from scripts.tiny.shape import TinyShape
@@ -16,6 +17,7 @@ from scripts.tiny.transformer import IndexGroup, Mode, run_drafts, run_trunk
 DRAFT_STEP_WEIGHTS = (1.0, 0.6, 0.4)
 DRAFT_WEIGHT = 0.3
 INDEX_WEIGHT = 1.0
+GUIDE_WEIGHT = 0.2
 # Tokens read beyond a row: the target of the third draft of the last position is 4 further.
 EXTRA_TOKENS = 4
 
@@ -69,6 +71,10 @@ def training_loss(
         divergence = index_divergence(trunk.groups + drafts.groups, mode.row_stride)
         metrics["kl"] = divergence
         total = total + INDEX_WEIGHT * divergence
+    if mode.guided:
+        surprise = guide_loss(tokens[:, : count + 1], trunk.guided)
+        metrics["guide"] = surprise
+        total = total + GUIDE_WEIGHT * surprise
     metrics["drop"] = trunk.drop
     return total, (metrics, jnp.stack([*trunk.loads, drafts.load]))
 

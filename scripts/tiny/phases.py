@@ -35,19 +35,22 @@ class Phase:
 
 
 _DENSE = Objective(Mode(block=128), draft_steps=1)
-_IMITATE = Objective(Mode(row_stride=16), draft_steps=3)
+_GUIDED = Objective(Mode(block=128, guided=True), draft_steps=1)
+_IMITATE = Objective(Mode(row_stride=16, guided=True), draft_steps=3)
 _SELECT = Objective(Mode(selection="indexer", row_stride=16), draft_steps=3)
 _SELECT_LONG = Objective(Mode(selection="indexer", row_stride=16), draft_steps=1)
 
-# A: language, within index_topk, so no selection is needed. R: the same with more recall. B: longer
-# rows, the indexer imitates dense attention, drafts are chained. C: attention sees the selection
-# only. D: long rows.
+# A: language, within index_topk, so no selection is needed. R and S: the same with more recall.
+# B: longer rows, the indexer imitates dense attention, drafts are chained. C: attention sees the
+# selection only. D: long rows.
 PHASES = (
     Phase("A", 0.0, 8, 256, _DENSE, 0.22),
     Phase("R", 0.24, 8, 256, _DENSE, 0.4),
-    Phase("B", 0.55, 2, 1024, _IMITATE, 0.25),
-    Phase("C", 0.76, 2, 1024, _SELECT, 0.25),
-    Phase("D", 0.90, 1, 4096, _SELECT_LONG, 0.3),
+    Phase("S", 0.37, 8, 256, _DENSE, 0.7),
+    Phase("G", 0.47, 8, 256, _GUIDED, 0.5),
+    Phase("B", 0.64, 2, 1024, _IMITATE, 0.3),
+    Phase("C", 0.80, 2, 1024, _SELECT, 0.3),
+    Phase("D", 0.91, 1, 4096, _SELECT_LONG, 0.3),
 )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from scripts.tiny.corpus import Corpus
 from scripts.tiny.evaluate import (
     CONTEXTS,
     CONTROL_CONTEXTS,
+    SELECTIONS,
     Model,
     measure_drafts,
     measure_mass,
@@ -84,29 +86,35 @@ class Measurement:
         parts: dict[str, Callable[[], Any]] = {
             "samples": lambda: sample_texts(*model, self.tokenizer, PROMPTS),
             "needles": lambda: measure_needles(model, maker),
-            "drafts": lambda: {
-                name: measure_drafts(model, text[: TEXT_TOKENS + 1], train, DRAFT_CONTEXT)
-                for name, text in splits.items()
-            },
             "mass": lambda: measure_mass(model, splits["dev"], MASS_CONTEXT),
-            "text": lambda: {name: self.measure_split(text) for name, text in splits.items()},
         }
+        for name, text in splits.items():
+            part = text[: TEXT_TOKENS + 1]
+            parts[f"drafts {name}"] = partial(measure_drafts, model, part, train, DRAFT_CONTEXT)
+            for context in CONTEXTS:
+                selections = SELECTIONS if context in CONTROL_CONTEXTS else SELECTIONS[:2]
+                parts[f"text {name} {context}"] = partial(
+                    measure_text, model, self.tokenizer, part, (context,), selections
+                )
         results = json.loads(self.path.read_text()) if self.path.exists() else {}
         for name, measure in parts.items():
             if name not in results:
                 results[name] = measure()
                 self.path.write_text(json.dumps(results, indent=1))
-            self.report(f"measured: {name}")
-        return results
+                self.report(f"measured: {name}")
+        return _by_split(results, tuple(splits))
 
-    def measure_split(self, text: np.ndarray) -> list[dict[str, Any]]:
-        """Measure the first tokens of a split at every context."""
-        part = text[: TEXT_TOKENS + 1]
-        shipped = measure_text(self.model, self.tokenizer, part, CONTEXTS, ("indexer", "all"))
-        controls = measure_text(
-            self.model, self.tokenizer, part, CONTROL_CONTEXTS, ("recent", "random")
-        )
-        return shipped + controls
+
+def _by_split(results: dict[str, Any], splits: tuple[str, ...]) -> dict[str, Any]:
+    """Gather the parts of the text: {"text": {split: results}, "drafts": {split: results}, ...}."""
+    texts = {
+        split: [
+            row for name in results if name.startswith(f"text {split} ") for row in results[name]
+        ]
+        for split in splits
+    }
+    drafts = {split: results[f"drafts {split}"] for split in splits}
+    return results | {"text": texts, "drafts": drafts}
 
 
 def evaluate_model(

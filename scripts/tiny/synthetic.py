@@ -12,15 +12,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 
-from scripts.tiny.tokenizer import PAD_ID, SPECIAL_TOKENS
+from scripts.tiny.tokenizer import PAD_ID
 from scripts.tiny.words import REPLIES, random_name, random_value, random_words
 
 RECALL = 1.5
 PLAIN = 1.0
 HIDDEN = 0.0
 # Of repeated tokens, facts, dictionary, copied lines, chat. The first is the densest lesson: with
-# 0.3 of it no copying was learnt in 750 thousand tokens.
-TASK_SHARES = (0.45, 0.24, 0.1, 0.11, 0.1)
+# 0.3 of it, and of every token alike, no copying was learnt in 1.7 million tokens.
+TASK_SHARES = (0.5, 0.25, 0.1, 0.08, 0.07)
 
 
 class Row(NamedTuple):
@@ -89,8 +89,9 @@ class RowMaker:
         # Log-uniform: short lists come around often, and are the easier lesson.
         size = int(np.exp(rng.uniform(np.log(4), np.log(max(8, length * 0.45)))))
         if rng.random() < 0.5:
-            low, high = len(SPECIAL_TOKENS), self.tokenizer.get_vocab_size()
-            block = rng.integers(low, high, size).astype(np.int32)
+            # As frequent as in code: rare tokens cannot be copied before their row of the head is
+            # learnt, which hides the lesson.
+            block = self.code[rng.integers(len(self.code), size=size)]
         else:
             names = " ".join(random_name(rng) for _ in range(1 + size // 4))
             block = np.array(self.tokenizer.encode(names, add_special_tokens=False).ids, np.int32)
@@ -206,16 +207,16 @@ def make_fact(rng: np.random.Generator, name: str, form: int) -> Fact:
     if form == 0:
         return Fact(
             (
-                (f"\n# note: the code of {name}", HIDDEN),
-                (" is", PLAIN),
+                ("\n# code", PLAIN),
+                (f" {name}", HIDDEN),
                 (f" {value}", HIDDEN),
-                (".\n", PLAIN),
+                ("\n", PLAIN),
             ),
             (
-                (f"\n# recall: the code of {name}", HIDDEN),
-                (" is", PLAIN),
+                ("\n# code", PLAIN),
+                (f" {name}", HIDDEN),
                 (f" {value}", RECALL),
-                (".\n", PLAIN),
+                ("\n", PLAIN),
             ),
         )
     if form == 1:

@@ -43,8 +43,12 @@ Metrics = dict[str, Float[Array, ""]]
 StepFunction = Callable[[TrainingState, Batch, Float[Array, ""]], tuple[TrainingState, Metrics]]
 
 
+@functools.cache
 def build_step(shape: TinyShape, objective: Objective) -> StepFunction:
-    """Return the jitted step; its third argument is the factor on all rates."""
+    """Return the jitted step, the same one for the same arguments, so that it compiles once.
+
+    Its third argument is the factor on all rates.
+    """
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(

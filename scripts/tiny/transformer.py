@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from scripts.tiny.attention import Keys, attend, project_keys, project_queries
+from scripts.tiny.attention import Keys, attend, head_log_weights, project_keys, project_queries
 from scripts.tiny.experts import CAPACITY, mix_experts
+from scripts.tiny.guide import guided_heads
 from scripts.tiny.indexer import IndexInputs, index_inputs, random_keys, recent_keys, select_keys
 from scripts.tiny.layers import Rotation, gated_mlp, rms_norm, rotation
 from scripts.tiny.parameters import Parameters, layer_parameters
@@ -25,14 +26,16 @@ class Mode:
         row_stride: collect every such row for the indexer's loss (None: no indexer loss).
         block: queries per attention block.
         capacity: room of an expert over its fair share of rows.
-        seed: of the random control; set per layer.
+        guided: return what guide.py needs of the heads that it guides.
+        layer: index of the layer, set by the trunk.
     """
 
     selection: Literal["all", "indexer", "recent", "random"] = "all"
     row_stride: int | None = None
     block: int = 256
     capacity: float = CAPACITY
-    seed: int = 0
+    guided: bool = False
+    layer: int = -1
 
 
 class IndexGroup(NamedTuple):
@@ -52,6 +55,7 @@ class LayerResult(NamedTuple):
     groups: tuple[IndexGroup, ...]
     load: Float[Array, " E"] | None
     drop: Float[Array, ""] | float
+    guided: tuple[Float[Array, "batch heads T S"], ...]
 
 
 class Trunk(NamedTuple):
@@ -61,6 +65,7 @@ class Trunk(NamedTuple):
     loads: tuple[Float[Array, " E"], ...]
     drop: Float[Array, ""]
     groups: tuple[IndexGroup, ...]
+    guided: tuple[Float[Array, "batch heads T S"], ...]
 
 
 def decoder_layer(
@@ -83,7 +88,7 @@ def decoder_layer(
         elif mode.selection == "recent":
             selected = recent_keys(x.shape[1], shape.index_topk)
         elif mode.selection == "random":
-            selected = random_keys(x.shape[1], shape.index_topk, mode.seed)
+            selected = random_keys(x.shape[1], shape.index_topk, mode.layer)
         if mode.row_stride is not None:
             # Detached: the indexer's loss must not pull on the trunk.
             frozen_latent, frozen_x = jax.lax.stop_gradient((latent, normed))
@@ -99,7 +104,9 @@ def decoder_layer(
         groups = (*groups[:-1], last._replace(attention=(*last.attention, sampled)))
     attended = x + output @ weights["attention.o"]
     y, load, drop = feed_forward(shape, weights, bias, attended, mode)
-    return LayerResult(y, keys, selected, groups, load, drop)
+    heads = guided_heads(mode.layer) if mode.guided else 0
+    guided = (head_log_weights(shape, queries, keys, heads),) if heads else ()
+    return LayerResult(y, keys, selected, groups, load, drop, guided)
 
 
 def feed_forward(
@@ -127,20 +134,21 @@ def run_trunk(
     """Run the main layers on whole sequences; `bias` rows follow `shape.sparse_layers`."""
     turn = rotation(jnp.arange(tokens.shape[1]), shape.qk_rope_head_dim, shape.rope_theta)
     x = parameters["embed"][tokens]
-    selected, groups, loads, drops = None, (), [], []
+    selected, groups, loads, drops, guided = None, (), [], [], ()
     for layer in range(shape.num_hidden_layers):
         weights = layer_parameters(parameters, f"layers.{layer}")
         layer_bias = None if shape.is_dense(layer) else bias[shape.sparse_layers.index(layer)]
-        layer_mode = dataclasses.replace(mode, seed=layer)
+        layer_mode = dataclasses.replace(mode, layer=layer)
         result = decoder_layer(
             shape, weights, layer_bias, x, turn, layer_mode, selected=selected, groups=groups
         )
         x, selected, groups = result.x, result.selected, result.groups
+        guided = guided + result.guided
         if result.load is not None:
             loads.append(result.load)
             drops.append(result.drop)
     hidden = rms_norm(x, parameters["norm"], shape.rms_norm_eps)
-    return Trunk(hidden, tuple(loads), jnp.mean(jnp.stack(drops)), groups)
+    return Trunk(hidden, tuple(loads), jnp.mean(jnp.stack(drops)), groups, guided)
 
 
 class Drafts(NamedTuple):

@@ -94,6 +94,10 @@ class Story:
             self.step()
         raise AssertionError(f"requests are unfinished after {limit} steps")
 
+    def streamed(self, name) -> list[int]:
+        """The tokens of all stream pieces so far."""
+        return [token for delta in self.deltas[name] for token in delta.token_ids]
+
     def output(self, name) -> RequestOutput:
         """Release a finished request; its stream pieces must add up to its result."""
         output = self.engine.release(name)[0]
@@ -101,7 +105,7 @@ class Story:
         deltas = self.deltas[name]
         assert output.finished
         assert "".join(delta.text for delta in deltas) == completion.text
-        assert sum((delta.token_ids for delta in deltas), []) == completion.token_ids
+        assert self.streamed(name) == completion.token_ids
         ends = [delta for delta in deltas if delta.finish_reason is not None]
         assert ends == deltas[-1:], "the end is told once, with the last piece"
         (last,) = ends

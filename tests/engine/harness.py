@@ -20,6 +20,7 @@ class Loop:
         requests: Every request ever added, by id.
         outputs: The tokens that commits reported, by id.
         plans: Every plan, in order.
+        schedules: Calls of schedule; a loop that never ends fails instead of hanging.
     """
 
     def __init__(self, **options) -> None:
@@ -32,6 +33,7 @@ class Loop:
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.plans: list[StepPlan] = []
+        self.schedules = 0
 
     def _device(self) -> FakeDevice:
         return FakeDevice(self.config.limits(), self.config.pool_pages)
@@ -44,6 +46,8 @@ class Loop:
         return request
 
     def schedule(self) -> StepPlan | None:
+        self.schedules += 1
+        assert self.schedules < 5_000, "the loop does not come to an end"
         runnable = [r for r in self.scheduler.running if r.decoding]
         plan = self.scheduler.schedule()
         if plan is None:

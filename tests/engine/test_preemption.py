@@ -105,7 +105,6 @@ def test_long_prompts_in_a_pool_of_one_and_a_half_do_not_thrash(lengths):
 
 def test_a_prefill_waits_for_pages_without_preempting_a_decode():
     # Admission reserves the long prompt's pages; the older decode grows into them meanwhile.
-    loop = loop_with(1 + 7, 3, max_tokens=20, prefill_extra=None) if False else None
     loop = Loop(**{**OPTIONS, "max_num_batched_tokens": 2, "prefill_buckets": (2,)}, num_pages=8)
     loop.add("decode", prompt_of(RNG, 3), max_tokens=20)
     loop.step()

@@ -55,8 +55,9 @@ def test_abort_of_an_unknown_or_finished_request_is_nothing():
 
 
 def test_abort_of_a_preempted_request():
-    loop = loop_with(7, 7, num_pages=7)
-    second = loop.requests["r1"]
+    loop = loop_with(num_pages=7)
+    loop.add("r0", prompt_of(RNG, 7), max_tokens=12)
+    second = loop.add("r1", prompt_of(RNG, 7), max_tokens=12)
     while second.status is not RequestStatus.PREEMPTED:
         loop.step()
     loop.scheduler.abort("r1")

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from model.open_step import Opened, read_parameters, run_open
 
 from glm_jax import LLM, SamplingParams
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.parameters import parameter_specs
 from glm_jax.model_files import find_model
-from tests.model.open_step import Opened, read_parameters, run_open
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 EPS = 1e-6

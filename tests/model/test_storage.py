@@ -70,7 +70,9 @@ def test_stacked_storage_has_few_leaves_for_the_78_layer_preset():
     assert leaves < 150
 
 
-def test_a_programs_temporaries_do_not_grow_with_the_pool(runners, config):
+# One row alone is a case of its own: XLA once rewrote its cache write into a copy of the pool.
+@pytest.mark.parametrize("cell", [CELL, Cell(0, 1, 1)], ids=str)
+def test_a_programs_temporaries_do_not_grow_with_the_pool(runners, config, cell):
     store = ParameterStore(config, dtype="float32", storage="per_layer")
     store.fill_random(seed=1)
     doubled = Runner(
@@ -81,9 +83,10 @@ def test_a_programs_temporaries_do_not_grow_with_the_pool(runners, config):
         cache_dtype="float32",
         layer_loop="unrolled",
     )
-    doubled.programs.compile([CELL])
-    small = runners[FORMS[0]].programs.reports[CELL]
-    large = doubled.programs.reports[CELL]
+    doubled.programs.compile([cell])
+    runners[FORMS[0]].programs.compile([cell])
+    small = runners[FORMS[0]].programs.reports[cell]
+    large = doubled.programs.reports[cell]
     assert large.temporary_bytes == small.temporary_bytes
     # The donated pool is written in place: what grew is aliased, byte for byte.
     grown = large.argument_bytes - small.argument_bytes

@@ -30,7 +30,9 @@ def test_params_can_be_hashed_copied_replaced_and_pickled():
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_allowed_ones():
-    with pytest.raises(ValueError, match="unknown sampling parameter 'temprature'. Did you mean "):
+    with pytest.raises(
+        ValueError, match=r"unknown sampling parameter 'temprature'\. Did you mean "
+    ):
         SamplingParams(temprature=0)
     with pytest.raises(ValueError, match=r"Allowed: detokenize, ignore_eos, .* top_k, top_p\."):
         SamplingParams(best_of=2, n=1)

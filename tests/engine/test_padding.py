@@ -1,0 +1,217 @@
+"""What a step does not own can hold anything: pads, free pages, stale tails, unused slots."""
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from bucketing.grid import Cell
+from bucketing.step_inputs import StepInputs, StepOutputs
+from glm_jax import SamplingParams
+from glm_jax.engine.engine import Engine
+from glm_jax.engine.plan import StepPlan
+from glm_jax.model.cache import Cache
+from glm_jax.model.slots import Slots
+
+# Pads are rows of this token; no request here computes it.
+PAD_TOKEN = 0
+
+
+class Poison(NamedTuple):
+    """What stands wherever nobody may look, in arrays of numbers and of integers."""
+
+    number: float
+    integer: int
+
+
+POISONS = {"nan": Poison(np.nan, 10**9), "huge": Poison(1e30, -(10**9))}
+
+
+class Contaminator:
+    """An executor that fills everything unowned before each step and checks what the step wrote.
+
+    Attributes:
+        seen: Bits of the drawn tokens and of the useful hidden rows, one entry a step.
+        cells: Cells used.
+        owned_rows: How many of a request's computed entries count as owned; all by default.
+    """
+
+    def __init__(self, llm, poison: Poison | None) -> None:
+        self.runner = llm.runner
+        self.page_size = llm.config.page_size
+        self.poison = poison
+        self.params = list(self.runner._params)
+        self.seen: list[tuple[bytes, ...]] = []
+        self.cells: set[Cell] = set()
+        self.owned_rows = lambda request: request.computed
+        self.engine: Engine
+        self.plan: StepPlan
+        if poison is not None:
+            self._poison_embedding()
+
+    def hook(self, phase: str, plan: StepPlan | None) -> None:
+        if phase == "dispatch":
+            self.plan = plan
+
+    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
+        runner = self.runner
+        cache = Cache(*map(np.array, runner._cache))
+        slots = Slots(*map(np.array, runner._slots))
+        if self.poison is not None:
+            self._fill_cache(cache)
+            self._fill_slots(slots)
+        # Copies: a donated buffer must not be the array that it is compared with.
+        copied = jax.tree.map(lambda array: jax.device_put(array.copy()), (cache, slots))
+        program = runner.programs[cell]
+        runner._cache, runner._slots, outputs = program(self.params, *copied, inputs)
+        self._check_cache(cache)
+        self._check_slots(slots)
+        self._note(cell, outputs)
+        return outputs
+
+    def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self.runner.reset()
+
+    def _poison_embedding(self) -> None:
+        head = np.asarray(self.runner._head_weight)
+        (index,) = (
+            index
+            for index, leaf in enumerate(self.params)
+            if leaf.shape == head.shape and not np.array_equal(leaf, head)
+        )
+        embed = np.array(self.params[index])
+        embed[PAD_TOKEN] = self.poison.number
+        self.params[index] = jax.device_put(embed)
+
+    def _entries(self, request, rows: range) -> list[int]:
+        size = self.page_size
+        return [request.pages[position // size] * size + position % size for position in rows]
+
+    def _fill_cache(self, cache: Cache) -> None:
+        """Everything but page 0 and the entries that hold a computed token of somebody."""
+        pages = cache.latent.shape[2]
+        free = np.arange(pages * self.page_size) >= self.page_size
+        for request in self.engine.scheduler.running:
+            free[self._entries(request, range(self.owned_rows(request)))] = False
+        for array in cache:
+            array.reshape(*array.shape[:2], -1, array.shape[-1])[:, :, free] = self.poison.number
+
+    def _fill_slots(self, slots: Slots) -> None:
+        """Slots of nobody, and what a slot in use has not been told yet; the pad slot's pages."""
+        running = [r for r in self.engine.scheduler.running if not r.needs_reset]
+        unused = np.ones(slots.computed.shape[1], bool)
+        unused[[request.slot for request in running]] = False
+        for name, array in slots._asdict().items():
+            number = np.issubdtype(array.dtype, np.floating)
+            filler = np.asarray(self.poison.number if number else self.poison.integer)
+            filled = unused.copy()
+            # The pad slot's page table is promised to be zero.
+            filled[-1] &= name != "page_table"
+            array[:, filled] = filler.astype(array.dtype)
+        for request in running:
+            slots.page_table[:, request.slot, request.synced_pages :] = self.poison.integer
+            if not request.decoding:
+                slots.last_token[:, request.slot] = self.poison.integer
+
+    def _check_cache(self, before: Cache) -> None:
+        """The step wrote the entries of its rows and not a bit elsewhere; page 0 is zero."""
+        written = np.zeros(before.latent.shape[2] * self.page_size, bool)
+        for entry in self.plan.entries:
+            start = entry.request.computed
+            written[self._entries(entry.request, range(start, start + entry.rows))] = True
+        for old, new in zip(before, self.runner._cache, strict=True):
+            shape = (*old.shape[:2], len(written), old.shape[-1])
+            old_bits = old.view(np.uint32).reshape(shape)
+            new_bits = np.array(new).view(np.uint32).reshape(shape)
+            assert not new_bits[:, :, : self.page_size].any(), "page 0 was written"
+            np.testing.assert_array_equal(new_bits[:, :, ~written], old_bits[:, :, ~written])
+            values = np.asarray(new).reshape(shape)[:, :, written]
+            assert np.abs(values).max() < 1e3, "a row was not written, or written with poison"
+            assert values.any(axis=-1).all()
+
+    def _check_slots(self, before: Slots) -> None:
+        """Only slots of the plan have changed."""
+        others = np.ones(before.computed.shape[1], bool)
+        others[[entry.request.slot for entry in self.plan.entries]] = False
+        for old, new in zip(before, self.runner._slots, strict=True):
+            kept = np.ascontiguousarray(np.asarray(new)[:, others])
+            assert kept.tobytes() == np.ascontiguousarray(old[:, others]).tobytes()
+
+    def _note(self, cell: Cell, outputs: StepOutputs) -> None:
+        hidden = np.asarray(outputs.hidden)[0]
+        chunk_tokens = np.asarray(outputs.chunk_tokens)[0]
+        group_tokens = np.asarray(outputs.group_tokens)[0]
+        noted, first = [], 0
+        for token, entry in zip(chunk_tokens, self.plan.chunk_entries, strict=False):
+            noted.append(hidden[first : first + entry.rows].tobytes())
+            noted.append(token.tobytes() if entry.sampled else b"")
+            first += entry.rows
+        for group, entry in enumerate(self.plan.group_entries):
+            first = cell.prefill + group * cell.width
+            noted.append(hidden[first : first + entry.rows].tobytes())
+            drawn = group_tokens[group, entry.known - 1]
+            noted.append(drawn.tobytes() if entry.sampled else b"")
+        self.seen.append(tuple(noted))
+        self.cells.add(cell)
+
+
+def run_story(llm, poison: Poison | None, owned_rows=None) -> Contaminator:
+    """A fixed story with chunks, mixed steps, rests as groups and a preemption."""
+    device = Contaminator(llm, poison)
+    device.reset()
+    if owned_rows is not None:
+        device.owned_rows = owned_rows
+    device.engine = Engine(
+        dataclasses.replace(llm.config, num_pages=14),
+        device,
+        vocab_size=llm.model_config.vocab_size,
+        fault_hook=device.hook,
+    )
+    rng = Random(21)
+    for number, length in enumerate((19, 3, 66, 25, 9, 40, 1)):
+        params = SamplingParams(
+            temperature=0.9 * (number % 2),
+            top_k=rng.choice([0, 30]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=number,
+            max_tokens=9,
+            min_tokens=9,
+            stop_token_ids=[PAD_TOKEN],
+        )
+        device.engine.add_request(f"r{number}", rng.choices(range(1, 256), k=length), params)
+        for _ in range(2):
+            device.engine.step()
+    while device.engine.has_unfinished:
+        assert device.engine.step().record.fault is None
+    return device
+
+
+@pytest.fixture(scope="module")
+def clean(tiny_llm):
+    return run_story(tiny_llm, None)
+
+
+def test_the_story_reaches_what_it_is_meant_to_test(tiny_llm, clean):
+    assert clean.cells == set(tiny_llm.config.grid().cells())
+    assert clean.engine.scheduler.preemptions >= 1
+
+
+@pytest.mark.parametrize("name", POISONS)
+def test_outputs_are_bit_identical_whatever_stands_in_what_nobody_owns(tiny_llm, clean, name):
+    dirty = run_story(tiny_llm, POISONS[name])
+    assert len(dirty.seen) == len(clean.seen)
+    for step, (one, other) in enumerate(zip(dirty.seen, clean.seen, strict=True)):
+        assert one == other, f"step {step} differs"
+
+
+def test_the_comparison_notices_a_lost_entry(tiny_llm, clean):
+    # The last computed token counts as free: whoever decodes reads poison.
+    with pytest.raises(AssertionError):
+        run_story(tiny_llm, POISONS["nan"], lambda request: max(request.computed - 1, 0))
