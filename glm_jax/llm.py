@@ -207,6 +207,8 @@ def _engine_config(model: GlmConfig, options: dict[str, Any], platform: str) -> 
             f"max_model_len is {chosen['max_model_len']}, but the model's positions end at "
             f"{limit} (max_position_embeddings). Lower max_model_len."
         )
+    if chosen.get("dtype", "auto") == "auto":
+        chosen["dtype"] = "float32" if platform == "cpu" else "bfloat16"
     if chosen.get("layer_storage", "auto") == "auto":
         # GPU: few leaves, static slices cost no copy. CPU: slices of a stack are copied.
         scanned = chosen.get("layer_loop") == "scan"

@@ -105,7 +105,7 @@ def test_generate_refuses_a_wrong_number_of_parameters(tiny_llm, prompts):
     [
         ({"max_num_seq": 4}, "Did you mean 'max_num_seqs'"),
         ({"max_model_len": 10**6}, "max_position_embeddings"),
-        ({"dtype": "float16"}, "allowed: 'float32', 'bfloat16'"),
+        ({"dtype": "float16"}, "allowed: 'auto', 'float32', 'bfloat16'"),
         ({"layer_loop": "scan", "layer_storage": "per_layer"}, "needs layer_storage 'stacked'"),
         ({"layer_storage": "packed"}, "allowed: 'auto', 'stacked', 'per_layer'"),
     ],

@@ -8,12 +8,11 @@ from typing import Any
 from bucketing.axis import Axis
 from bucketing.grid import Grid
 from bucketing.step_inputs import Limits
-
 from glm_jax.sampling.params import check_names
 
 _CHOICES = {
     "step_policy": ("mixed", "prefill_first", "alternate"),
-    "dtype": ("float32", "bfloat16"),
+    "dtype": ("auto", "float32", "bfloat16"),
     "layer_storage": ("auto", "stacked", "per_layer"),
     "layer_loop": ("auto", "unrolled", "scan"),
 }
@@ -52,7 +51,8 @@ class EngineConfig:
         step_policy: "mixed" serves decodes and prefills in one step. "prefill_first" and
             "alternate" never mix (chunks first, or chunk and decode in turn): for comparison.
         seed: Base of the seeds of requests that bring none.
-        dtype: Weights and activations; what decides (router, scores, sampling) stays float32.
+        dtype: Weights, activations and cache; "auto" is float32 on CPU, where bfloat16 is never
+            faster, and bfloat16 elsewhere. What decides (router, scores, sampling) stays float32.
         latent_norm_eps: Epsilon of the latent norms; None takes the model config's.
         layer_storage: How layer weights are held; "auto" chooses by platform.
         layer_loop: How the layers are traced; "auto" chooses by platform.
@@ -73,7 +73,7 @@ class EngineConfig:
     watermark: float | int = 0.01
     step_policy: str = "mixed"
     seed: int = 0
-    dtype: str = "float32"
+    dtype: str = "auto"
     latent_norm_eps: float | int | None = None
     layer_storage: str = "auto"
     layer_loop: str = "auto"

@@ -70,11 +70,13 @@ class Trace:
     Attributes:
         selected: bool [T, T] (row, key) of each layer, causal.
         index_margin: float [T] of each full layer; inf where every key fits.
+        index_relative: the same, in units of the row's best score.
         router_margin: float [T] of each sparse layer.
     """
 
     selected: list[np.ndarray] = field(default_factory=list)
     index_margin: list[np.ndarray] = field(default_factory=list)
+    index_relative: list[np.ndarray] = field(default_factory=list)
     router_margin: list[np.ndarray] = field(default_factory=list)
 
 
@@ -84,6 +86,7 @@ class TopkMargins(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.margins: list[torch.Tensor] = []
+        self.best: list[torch.Tensor] = []
         # The router's choices are the topk with sorted=False; its other one sums a group's best two
         # scores, which is continuous and decides nothing.
         self.unsorted_only = False
@@ -102,6 +105,7 @@ class TopkMargins(TorchFunctionMode):
                 margin = ordered[..., k - 1] - ordered[..., k]
                 # A masked rival (the mask is finfo.min, or -inf): nothing was decided.
                 self.margins.append(margin.where(ordered[..., k] > -1e30, torch.inf).flatten())
+                self.best.append(ordered[..., 0].abs().flatten())
         return func(*args, **kwargs)
 
 
@@ -113,11 +117,13 @@ def traced(model: GlmMoeDsaForCausalLM) -> Generator[Trace]:
 
     def watch_module(module: torch.nn.Module, *_inputs: Any) -> None:
         watch.margins.clear()
+        watch.best.clear()
         watch.unsorted_only = not isinstance(module, GlmMoeDsaIndexer)
 
     def note_indexer(*_call: Any) -> None:
-        (margin,) = watch.margins or [torch.tensor([torch.inf])]
+        (margin,), (best,) = watch.margins, watch.best
         trace.index_margin.append(margin.numpy())
+        trace.index_relative.append((margin / best).numpy())
 
     def note_router(*_call: Any) -> None:
         # One group: no choice between groups was watched.

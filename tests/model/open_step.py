@@ -1,6 +1,8 @@
 """A step program with its insides laid open: logits of every row, and what every layer selected."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
 
@@ -16,6 +18,7 @@ from glm_jax.model.cache import CacheFormat, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of
 from glm_jax.model.parameters import parameter_specs
+from glm_jax.model.selection import select
 from glm_jax.model.slots import empty_slots
 from glm_jax.model.step import build_step
 from glm_jax.model.storage import ParameterStore, split_model
@@ -23,10 +26,20 @@ from glm_jax.weights.load import load_parameters
 from pallas_kernels.sparse_mla import sparse_mla
 
 PAGE_SIZE = 64
+# Prompts of similar length share a program.
+CELL_STEP = 256
 FLOAT32 = CacheFormat("float32")
 
-# Programs by config and number of tokens; mutated weights share one.
+# Programs by config and number of pages; mutated weights share one.
 _COMPILED: dict[tuple[GlmConfig, int], Callable] = {}
+
+
+class Ties(NamedTuple):
+    """Selections decided by rounding, and what the reference made of them."""
+
+    layer: np.ndarray  # int [n], counted among the full layers
+    row: np.ndarray  # int [n]
+    keys: np.ndarray  # int [n, K], positions
 
 
 class Opened(NamedTuple):
@@ -43,33 +56,39 @@ def read_parameters(folder, config: GlmConfig) -> dict[str, np.ndarray]:
     return parameters
 
 
-def run_open(config: GlmConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> Opened:
-    """Prefill all tokens as one chunk of one step."""
+def run_open(
+    config: GlmConfig,
+    parameters: dict[str, np.ndarray],
+    tokens: np.ndarray,
+    ties: Ties | None = None,
+) -> Opened:
+    """Prefill all tokens as one chunk of one step; `ties` are taken over, the rest is computed."""
     store = ParameterStore(config, dtype="float32", storage="per_layer")
     for name in parameter_specs(config):
         store.destination(name)[...] = parameters[name]
     merge, leaves = split_model(store.to_device(jax.devices("cpu")[0]))
-    key = (config, len(tokens))
+    pages = -(-len(tokens) // CELL_STEP) * (CELL_STEP // PAGE_SIZE)
+    key = (config, pages)
     if key not in _COMPILED:
-        _COMPILED[key] = compile_open(config, merge, leaves, len(tokens))
-    logits, entries, counts = _COMPILED[key](leaves, tokens)
+        _COMPILED[key] = compile_open(config, merge, leaves, pages)
+    chosen = np.zeros((config.indexer_types.count("full"), pages * PAGE_SIZE), bool)
+    keys = np.zeros((*chosen.shape, min(config.index_topk, pages * PAGE_SIZE)), np.int32)
+    if ties is not None:
+        chosen[ties.layer, ties.row] = True
+        keys[ties.layer, ties.row] = ties.keys
+    logits, entries, counts = _COMPILED[key](leaves, tokens, (chosen, keys))
     return Opened(logits[: len(tokens)], as_masks(entries, counts, len(tokens)))
 
 
-def compile_open(config: GlmConfig, merge: Callable, leaves: list, num_tokens: int) -> Callable:
-    """Compile one prefill cell; weights and tokens are arguments of what is returned."""
-    pages = -(-num_tokens // PAGE_SIZE)
+def compile_open(config: GlmConfig, merge: Callable, leaves: list, pages: int) -> Callable:
+    """Compile one prefill cell; weights, tokens and ties are arguments of what is returned."""
     limits = Limits(max_num_seqs=1, pages_per_seq=pages, page_size=PAGE_SIZE)
     cell = Cell(pages * PAGE_SIZE, 0, 1)
     step = build_step(merge, config, FLOAT32, loop="unrolled")
-    selections = []
 
-    def note(q_latent, q_rope, entries, count, *rest, **options):
-        selections.append((entries, count))
-        return sparse_mla(q_latent, q_rope, entries, count, *rest, **options)
-
-    def program(params, cache, slots, inputs):
-        _, _, outputs = step(params, cache, slots, inputs)
+    def program(params, cache, slots, inputs, ties):
+        with open_layers(ties) as selections:
+            _, _, outputs = step(params, cache, slots, inputs)
         rows = jnp.arange(cell.prefill)
         logits = logits_of(outputs.hidden[0], merge(params).head[...], rows)
         return logits, *map(list, zip(*selections, strict=True))
@@ -86,11 +105,37 @@ def compile_open(config: GlmConfig, merge: Callable, leaves: list, num_tokens: i
         cache_shapes(config, FLOAT32, num_pages=pages + 1, page_size=PAGE_SIZE),
     )
     slots = empty_slots(limits, 0, 1)
-    with mock.patch.object(layer, "sparse_mla", note):
-        compiled = (
-            jax.jit(program).lower(leaves, cache, slots, inputs_of(np.zeros(num_tokens))).compile()
-        )
-    return lambda leaves, tokens: jax.device_get(compiled(leaves, cache, slots, inputs_of(tokens)))
+    jitted = jax.jit(program)
+
+    def run(leaves, tokens, ties):
+        return jax.device_get(jitted(leaves, cache, slots, inputs_of(tokens), ties))
+
+    return run
+
+
+@contextmanager
+def open_layers(ties: tuple) -> Generator[list]:
+    """While tracing: note the (entries, count) that each layer attends to, and put ties in."""
+    chosen, keys = ties
+    selections = []
+    full_layers = itertools.count()
+
+    def select_with_ties(*arguments, **options):
+        own = select(*arguments, **options)
+        number = next(full_layers)
+        # The one request's pages start at page 1, in order.
+        entries = jnp.where(chosen[number][:, None], keys[number] + PAGE_SIZE, own.entries)
+        return own._replace(entries=entries)
+
+    def attend_and_note(q_latent, q_rope, entries, count, *rest, **options):
+        selections.append((entries, count))
+        return sparse_mla(q_latent, q_rope, entries, count, *rest, **options)
+
+    with (
+        mock.patch.object(layer, "select", select_with_ties),
+        mock.patch.object(layer, "sparse_mla", attend_and_note),
+    ):
+        yield selections
 
 
 def as_masks(entries: list, counts: list, num_tokens: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from model.open_step import Opened, read_parameters, run_open
+from model.open_step import Opened, Ties, read_parameters, run_open
 
 from glm_jax import LLM, SamplingParams
 from glm_jax.model.config import GlmConfig
@@ -23,8 +23,6 @@ EPS = 1e-6
 TOLERANCE = 1e-4
 # A mutant counts as noticed when it is wrong by much more than the tolerance.
 NOTICED = 10 * TOLERANCE
-# Of the embedded model: rows decided by less than this may select differently, and 1 % of them.
-DECIDED = 2e-5
 
 
 class Golden(NamedTuple):
@@ -182,12 +180,13 @@ def embedded():
 
 
 @pytest.mark.slow
-def test_embedded_model_equals_transformers(embedded):
+def test_embedded_model_generates_what_transformers_generates(embedded):
+    """Up to the first tie everything is equal; after it one other key is worth some 1e-3."""
     _, reference = embedded
     llm = LLM(
         dtype="float32",
         latent_norm_eps=EPS,
-        max_model_len=2112,
+        max_model_len=1792,
         max_num_seqs=1,
         prefill_buckets=(512,),
     )
@@ -196,9 +195,12 @@ def test_embedded_model_equals_transformers(embedded):
         prompt_tokens = int(reference[f"prompt_tokens_{number}"])
         assert prompt_tokens >= 1500
         logits = llm.logits(tokens.tolist())
-        assert np.abs(logits[rows] - reference[f"logits_{number}"]).max() <= TOLERANCE
-        wide = reference[f"token_margin_{number}"] > 2 * TOLERANCE
-        assert wide.mean() > 0.99
+        error = np.abs(logits[rows] - reference[f"logits_{number}"]).max(axis=-1)
+        before = rows < reference[f"tie_row_{number}"].min()
+        assert rows[before].max() > llm.model_config.index_topk
+        assert error[before].max() <= TOLERANCE
+        wide = reference[f"token_margin_{number}"] > 0.05
+        assert wide.mean() > 0.9
         np.testing.assert_array_equal(logits.argmax(-1)[wide], reference[f"best_{number}"][wide])
         generated = tokens[prompt_tokens:].tolist()
         params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
@@ -207,17 +209,24 @@ def test_embedded_model_equals_transformers(embedded):
 
 
 @pytest.mark.slow
-def test_embedded_model_selects_the_keys_that_transformers_selects(embedded):
+def test_embedded_model_equals_transformers_at_every_row_once_ties_fall_alike(embedded):
     found, reference = embedded
     config = found.config.replace(latent_norm_eps=EPS)
-    tokens = reference["tokens_0"]
-    opened = run_open(config, read_parameters(found.folder, config), tokens)
+    parameters = read_parameters(found.folder, config)
     full = [config.has_indexer(layer) for layer in range(config.num_hidden_layers)]
-    packed = np.packbits(opened.selected[full], axis=-1)
-    crc = np.array([[zlib.crc32(row.tobytes()) for row in layer] for layer in packed], np.uint32)
-    equal = crc == reference["selected_crc_0"]
-    assert equal[reference["index_margin_0"] >= DECIDED].all()
-    assert equal.mean() > 0.99
-    for layer in range(1, config.num_hidden_layers):
-        if not full[layer]:
-            np.testing.assert_array_equal(opened.selected[layer], opened.selected[layer - 1])
+    for number in (0, 1):
+        ties = Ties(*(reference[f"tie_{field}_{number}"] for field in Ties._fields))
+        selections = reference[f"selected_crc_{number}"].size
+        assert len(ties.row) < 0.02 * selections
+        opened = run_open(config, parameters, reference[f"tokens_{number}"], ties)
+        crc = [
+            [zlib.crc32(row.tobytes()) for row in layer]
+            for layer in np.packbits(opened.selected[full], axis=-1)
+        ]
+        np.testing.assert_array_equal(crc, reference[f"selected_crc_{number}"])
+        for layer in range(1, config.num_hidden_layers):
+            if not full[layer]:
+                np.testing.assert_array_equal(opened.selected[layer], opened.selected[layer - 1])
+        rows = reference[f"rows_{number}"]
+        error = np.abs(opened.logits[rows] - reference[f"logits_{number}"])
+        assert error.max() <= TOLERANCE

@@ -64,6 +64,25 @@ def test_every_form_computes_the_same_rows(runners, config, form):
     np.testing.assert_allclose(_hidden(runners[form], config), plain, atol=1e-5)
 
 
+def test_bfloat16_follows_float32(runners, config):
+    store = ParameterStore(config, dtype="bfloat16", storage="per_layer")
+    store.fill_random(seed=1)
+    runner = Runner(
+        store.to_device(jax.devices()[0]),
+        config,
+        LIMITS,
+        num_pages=17,
+        cache_dtype="bfloat16",
+        layer_loop="unrolled",
+    )
+    runner.programs.compile([CELL])
+    # Rows below index_topk: past it a rounding may change a selection, which is no error.
+    rows = slice(0, config.index_topk)
+    narrow = _hidden(runner, config)[rows].astype(np.float32)
+    wide = _hidden(runners[FORMS[0]], config)[rows]
+    assert np.corrcoef(narrow.ravel(), wide.ravel())[0, 1] > 0.99
+
+
 def test_stacked_storage_has_few_leaves_for_the_78_layer_preset():
     model = abstract_model(PRESETS["glm-5.3"], dtype="bfloat16", storage="stacked")
     leaves = len(split_model(model)[1]) + len(Cache._fields) + len(Slots._fields)
