@@ -1,12 +1,21 @@
 """The ``glm-jax`` command."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import Any
 
+from rich.console import Console
+
 import glm_jax
+from glm_jax.demo.comparison import Comparison, turns
+from glm_jax.demo.prompts import make_prompts
+from glm_jax.demo.report import report
+from glm_jax.demo.scenario import Scenario
+from glm_jax.demo.table import live_run, run_line, summary
 from glm_jax.engine.config import EngineConfig
 from glm_jax.sampling.params import SamplingParams
 
@@ -23,6 +32,22 @@ _ENGINE_FLAGS = (
     "layer_loop",
     "latent_norm_eps",
 )
+_SCENARIO_FLAGS = {
+    "requests": "requests that are decoding when the long prompt arrives",
+    "prompt_length": "tokens of the prompt of each of those",
+    "arrival_length": "tokens of the long prompt",
+    "chunk": "most prefill rows of a step, under every policy",
+    "max_tokens": "tokens that every request generates",
+}
+_DEMO = """
+Requests are decoding and a long prompt arrives. The same scenario runs under three step policies on
+the same compiled programs: prefill_first (the prompt's chunks, then the decodes), alternate (a
+chunk, a decode, a chunk, ...) and mixed (a chunk and the decodes in one step). Worst gap: the
+longest time a decoding request waited for its next token. TTFT: from the arrival to the long
+prompt's first token. Total: from the arrival until all requests are done. All are sums of the wall
+times of steps, so drawing the tables does not count; with --repeat they are medians over the runs,
+which take turns. In the JSON, unmixed is prefill_first.
+"""
 _FLAG_TYPES = {"num_pages": int, "latent_norm_eps": float}
 
 
@@ -50,13 +75,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_flags(generate)
     _add_sampling_flags(generate)
     generate.set_defaults(run=_generate)
+    demo = commands.add_parser(
+        "demo",
+        help="a long prompt arrives while others decode: mixed steps beside the alternatives",
+        description=_DEMO,
+        allow_abbrev=False,
+    )
+    _add_model_flag(demo)
+    _add_demo_flags(demo)
+    demo.set_defaults(run=_demo)
     return parser
 
 
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
+    for name, meaning in _SCENARIO_FLAGS.items():
+        default = getattr(Scenario, name)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, help=f"{meaning} (default {default})")
+    parser.add_argument("--repeat", type=int, help="runs per policy (default 1; 3 with --json)")
+    parser.add_argument("--json", action="store_true", help="print figures and steps as JSON")
+
+
+def _add_model_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="checkpoint folder, or tiny-random; without it the embedded model"
     )
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    _add_model_flag(parser)
     group = parser.add_argument_group("engine options")
     for field in fields(EngineConfig):
         if field.name in _ENGINE_FLAGS:
@@ -120,4 +167,33 @@ def _generate(options: argparse.Namespace) -> int:
     else:
         for prompt, text in zip(options.prompt, texts, strict=True):
             print(f"--- {prompt}\n{text}")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    repeats = (3 if options.json else 1) if options.repeat is None else options.repeat
+    if repeats < 1:
+        raise ValueError(f"repeat is {repeats}; allowed: an integer >= 1.")
+    scenario = Scenario(**{name: getattr(options, name) for name in _SCENARIO_FLAGS})
+    llm = glm_jax.LLM(options.model, **scenario.engine_options())
+    vocab_size = llm.model_config.vocab_size
+    comparison = Comparison(
+        llm.config,
+        llm.runner,
+        make_prompts(scenario, llm.tokenizer, vocab_size),
+        vocab_size=vocab_size,
+        max_tokens=scenario.max_tokens,
+    )
+    comparison.warm_up()
+    console = Console(stderr=options.json)
+    runs = []
+    for policy in turns(repeats):
+        # Nothing is drawn while a run is timed for others to read.
+        with nullcontext() if options.json else live_run(console) as watch:
+            runs.append(comparison.run(policy, watch))
+        if options.json:
+            console.print(run_line(runs[-1]))
+    console.print(summary(runs))
+    if options.json:
+        print(json.dumps(report(runs), indent=1))
     return 0

@@ -73,7 +73,7 @@ def summary(records: list[StepRecord]) -> dict[str, dict[str, float]]:
         name: np.array([getattr(record.phases, name) for record in records])
         for name in HostPhases._fields
     }
-    columns["host total"] = sum(columns[name] for name in HOST_PHASES)
+    columns["host total"] = np.sum([columns[name] for name in HOST_PHASES], axis=0)
     columns["whole step"] = np.array([record.wall_time for record in records])
     return {
         name: {
@@ -93,7 +93,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     arguments = parser.parse_args()
     with mock.patch.object(runner, "build_step", build_noop):
-        llm = LLM(arguments.model, max_num_seqs=arguments.groups, group_buckets=(arguments.groups,))
+        llm = LLM(
+            arguments.model,
+            max_num_seqs=arguments.groups,
+            group_buckets=(arguments.groups,),
+            max_num_batched_tokens=64,
+        )
     records = measure(llm, arguments.groups, arguments.steps)
     result = {
         "groups": arguments.groups,

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from bucketing.axis import Axis
-from bucketing.grid import Grid
+from bucketing.grid import Cell, Grid
 from glm_jax import LLM, SamplingParams
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.outputs import StepRecord
@@ -54,6 +54,17 @@ class LimitedAxis(Axis):
         return self.limit
 
 
+@dataclass(frozen=True)
+class LimitedGrid(Grid):
+    """The compiled grid under smaller limits; some cells are only used with drafts otherwise."""
+
+    least_width: int = 1
+
+    def cell_for(self, prefill_rows: int, chunks: int, groups: int, width: int = 1) -> Cell:
+        """Return the smallest cell whose groups are at least ``least_width`` rows wide."""
+        return super().cell_for(prefill_rows, chunks, groups, max(width, self.least_width))
+
+
 class Asked(NamedTuple):
     """What a user asks for."""
 
@@ -75,6 +86,7 @@ class Schedule(NamedTuple):
     options: dict[str, Any]
     budget: int
     slots: int
+    least_width: int
     arrivals: list[Arrival]
 
 
@@ -92,10 +104,10 @@ def draw_asked(rng: Random, llm: LLM) -> Asked:
     page, topk = llm.config.page_size, llm.model_config.index_topk
     near = rng.choice([*llm.config.decode_widths, page, 2 * page, topk])
     length = rng.choice([rng.randint(1, 3 * page + 1), max(1, near + rng.randint(-1, 2))])
-    if rng.random() < 0.1:
+    if rng.random() < 0.06:
         length = rng.randint(3 * page, 11 * page)
     vocab = llm.model_config.vocab_size
-    max_tokens = rng.choice([1, rng.randint(2, 8), rng.randint(4, 14)])
+    max_tokens = rng.choice([1, rng.randint(2, 8), rng.randint(6, 28)])
     sampled = rng.random() < 0.5
     params = SamplingParams(
         temperature=rng.choice([0.3, 0.8, 1.5]) if sampled else 0.0,
@@ -116,36 +128,39 @@ def draw_schedule(rng: Random, llm: LLM, block: Sequence[Asked]) -> Schedule:
     arrivals = [
         Arrival(
             rng.randrange(len(block)),
-            rng.choice([0, 0, rng.randint(0, 12)]),
+            rng.choice([0, rng.randint(0, 4), rng.randint(0, 12)]),
             rng.randint(1, 10) if rng.random() < 0.05 else None,
         )
         for _ in range(rng.randint(2, 6))
     ]
-    longest = max(
-        -(-(len(asked.prompt) + (asked.params.max_tokens or 0) - 1) // page)
-        for asked in (block[arrival.number] for arrival in arrivals)
-    )
+    asked = [block[arrival.number] for arrival in arrivals]
+    admission = [len(one.prompt) // page + 1 for one in asked]
+    longest = max(-(-(len(one.prompt) + (one.params.max_tokens or 0) - 1) // page) for one in asked)
+    # Enough to admit several, not enough for all of them to grow: preemption.
+    tight = max(longest, sum(sorted(admission)[: rng.randint(2, 4)])) + rng.choice([0, 0, 1])
     threshold = rng.choice([0, 0, page, 2 * page + 3])
     options = {
-        "num_pages": min(llm.config.pool_pages, 1 + longest + rng.choice([0, 1, 2, 4, 64])),
+        "num_pages": min(llm.config.pool_pages, 1 + tight + rng.choice([0, 0, 0, 64])),
         "long_prefill_token_threshold": threshold,
         "long_prefill_token_threshold_adaptive": threshold > 0 and rng.random() < 0.5,
         "max_num_partial_prefills": rng.randint(1, 3),
-        "watermark": rng.choice([0.0, 0.0, 0.2]),
-        "step_policy": rng.choice(["mixed"] * 6 + ["prefill_first", "alternate"]),
+        "watermark": rng.choice([0.0, 0.0, 0.0, 0.2]),
+        "step_policy": rng.choice(["mixed"] * 8 + ["prefill_first", "alternate"]),
     }
     largest = llm.config.max_num_batched_tokens
     budget = rng.choice([rng.randint(4, 12), rng.randint(8, largest), largest])
-    return Schedule(options, budget, rng.randint(1, llm.config.max_num_seqs), arrivals)
+    slots = rng.choice([rng.randint(1, llm.config.max_num_seqs), llm.config.max_num_seqs])
+    return Schedule(options, budget, slots, rng.choice([1, 1, 1, 4]), arrivals)
 
 
-def limited_grid(llm: LLM, budget: int, slots: int) -> Grid:
-    """The compiled grid with a smaller budget and fewer slots."""
+def limited_grid(llm: LLM, schedule: Schedule) -> LimitedGrid:
+    """The compiled grid under a schedule's limits."""
     grid = llm.config.grid()
-    return Grid(
-        LimitedAxis(grid.prefill.name, grid.prefill.edges, budget),
-        LimitedAxis(grid.groups.name, grid.groups.edges, slots),
+    return LimitedGrid(
+        LimitedAxis(grid.prefill.name, grid.prefill.edges, schedule.budget),
+        LimitedAxis(grid.groups.name, grid.groups.edges, schedule.slots),
         grid.widths,
+        schedule.least_width,
     )
 
 
@@ -156,7 +171,7 @@ def make_engine(llm: LLM, schedule: Schedule) -> Engine:
         dataclasses.replace(llm.config, **schedule.options),
         llm.runner,
         vocab_size=llm.model_config.vocab_size,
-        grid=limited_grid(llm, schedule.budget, schedule.slots),
+        grid=limited_grid(llm, schedule),
     )
 
 
@@ -193,7 +208,7 @@ def run_schedule(llm: LLM, block: Sequence[Asked], schedule: Schedule) -> Lived:
 
 def tokens_alone(llm: LLM, asked: Asked) -> list[int]:
     """The tokens of a request that nothing shares the engine with, chunks as large as possible."""
-    whole = Schedule({}, llm.config.max_num_batched_tokens, 1, [Arrival(0, 0, None)])
+    whole = Schedule({}, llm.config.max_num_batched_tokens, 1, 1, [Arrival(0, 0, None)])
     return run_schedule(llm, [asked], whole).tokens[0]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bucketing.grid import Grid
-
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.request import Request

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Float
+
 from bucketing.grid import Cell, Grid
 from bucketing.pack import pack
 from bucketing.step_inputs import StepInputs, StepOutputs
-from jaxtyping import Float
-
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
 from glm_jax.engine.outputs import (
@@ -166,6 +166,8 @@ class Engine:
         entry = self._entries[request_id]
         if entry.request.finished:
             del self._entries[request_id]
+            # Its end is known now; a later request may take the id.
+            self._late = [delta for delta in self._late if delta.request_id != request_id]
         return self._output(entry), entry.logits
 
     def step(self) -> StepResult:

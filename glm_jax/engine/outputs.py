@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bucketing.grid import Cell
-
 from glm_jax.engine.plan import StepPlan
 
 

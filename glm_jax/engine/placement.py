@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from bucketing.grid import Cell, Grid
 from bucketing.step_inputs import Limits
-
 from glm_jax.engine.chunking import Piece
 from glm_jax.engine.request import Request
 

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from bucketing.grid import Cell
 from bucketing.pack import RankRows
-
 from glm_jax.engine.request import Request, RowClass
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from bucketing.pack import Chunk, Group, PageUpdate, RankRows, SlotReset
 from jaxtyping import Int32
 
+from bucketing.pack import Chunk, Group, PageUpdate, RankRows, SlotReset
 from glm_jax.engine.chunking import Piece
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import Placement

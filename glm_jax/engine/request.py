@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import numpy as np
-from bucketing.pack import SlotSettings
 from jaxtyping import Int32
 
+from bucketing.pack import SlotSettings
 from glm_jax.sampling.params import SamplingParams
 
 

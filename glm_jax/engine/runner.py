@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
+
 from bucketing.grid import Cell, Grid
 from bucketing.programs import CompileReport, ProgramTable
 from bucketing.step_inputs import Limits, StepInputs, StepOutputs, input_shapes
-from jaxtyping import Float
-
 from glm_jax.model.cache import Cache, CacheFormat, cache_shapes, make_zeros
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of

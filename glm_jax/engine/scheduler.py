@@ -10,9 +10,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from bucketing.grid import Grid
 from jaxtyping import Integer
 
+from bucketing.grid import Grid
 from glm_jax.engine.admission import check_request, seed_for
 from glm_jax.engine.chunking import Piece, choose_pieces
 from glm_jax.engine.config import EngineConfig

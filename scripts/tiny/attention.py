@@ -139,12 +139,12 @@ def attend(
 
 
 def head_log_weights(
-    shape: TinyShape, queries: Float[Array, "batch H T K"], keys: Keys, heads: int
+    shape: TinyShape, queries: Float[Array, "batch H T K"], keys: Keys, heads: tuple[int, ...]
 ) -> Float[Array, "batch heads T T"]:
-    """Return the log attention weights of the first heads over all causal keys."""
+    """Return the log attention weights of some heads over all causal keys."""
     rope = jnp.broadcast_to(keys.rope[:, None], (*keys.nope.shape[:3], shape.qk_rope_head_dim))
-    whole = jnp.concatenate([keys.nope, rope], -1)[:, :heads]
-    scores = queries[:, :heads] @ _transpose(whole) * shape.qk_head_dim**-0.5
+    whole = jnp.concatenate([keys.nope, rope], -1)[:, heads, :]
+    scores = queries[:, heads, :] @ _transpose(whole) * shape.qk_head_dim**-0.5
     positions = jnp.arange(queries.shape[2])
     return jax.nn.log_softmax(jnp.where(positions[:, None] >= positions, scores, MASKED))
 

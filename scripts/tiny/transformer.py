@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scripts.tiny.attention import Keys, attend, head_log_weights, project_keys, project_queries
 from scripts.tiny.experts import CAPACITY, mix_experts
-from scripts.tiny.guide import guided_heads
+from scripts.tiny.guide import GUIDED_HEADS
 from scripts.tiny.indexer import IndexInputs, index_inputs, random_keys, recent_keys, select_keys
 from scripts.tiny.layers import Rotation, gated_mlp, rms_norm, rotation
 from scripts.tiny.parameters import Parameters, layer_parameters
@@ -104,7 +104,7 @@ def decoder_layer(
         groups = (*groups[:-1], last._replace(attention=(*last.attention, sampled)))
     attended = x + output @ weights["attention.o"]
     y, load, drop = feed_forward(shape, weights, bias, attended, mode)
-    heads = guided_heads(mode.layer) if mode.guided else 0
+    heads = GUIDED_HEADS.get(mode.layer, ()) if mode.guided else ()
     guided = (head_log_weights(shape, queries, keys, heads),) if heads else ()
     return LayerResult(y, keys, selected, groups, load, drop, guided)
 

@@ -315,6 +315,19 @@ def test_has_unfinished_until_the_abort_was_handed_out():
     assert story.records[-1].kind == "idle"
 
 
+def test_an_id_released_after_an_abort_starts_afresh():
+    story = Story()
+    story.add("r", PROMPT)
+    story.step()
+    story.engine.abort("r")
+    assert story.engine.release("r")[0].outputs[0].finish_reason == "abort"
+    assert not story.engine.has_unfinished
+    story.add("r", OTHER, max_tokens=3)
+    story.finish()
+    assert story.output("r").outputs[0].token_ids == story.alone(OTHER, max_tokens=3)
+    story.check_idle()
+
+
 def test_kept_logits_cover_every_prompt_row_once_known():
     story = Story(num_pages=9, max_num_seqs=2)
     story.add("old", OTHER, max_tokens=20)

@@ -1,7 +1,9 @@
 """Nothing is compiled once the engine is warm, whatever the steps hold."""
 
+from contextlib import suppress
 from random import Random
 
+from glm_jax.engine.admission import RequestRefusedError
 from glm_jax.engine.faults import PHASES
 from scripts.fuzz_schedules import draw_asked, draw_schedule, make_engine
 
@@ -19,7 +21,8 @@ def test_500_random_steps_compile_nothing(tiny_llm, compile_counter):
         engine._fault_hook = _fault_now_and_then(rng)
         for asked in block:
             number += 1
-            engine.add_request(f"r{number}", asked.prompt, asked.params)
+            with suppress(RequestRefusedError):  # its pool may be too small for it
+                engine.add_request(f"r{number}", asked.prompt, asked.params)
             for _ in range(rng.randint(0, 3)):
                 record = engine.step().record
                 steps += 1

@@ -33,21 +33,16 @@ def config():
 
 @pytest.fixture(scope="module")
 def runners(config):
-    made = {}
-    for storage, loop in FORMS:
-        store = ParameterStore(config, dtype="float32", storage=storage)
-        store.fill_random(seed=1)
-        runner = Runner(
-            store.to_device(jax.devices()[0]),
-            config,
-            LIMITS,
-            num_pages=17,
-            cache_dtype="float32",
-            layer_loop=loop,
-        )
-        runner.programs.compile([CELL])
-        made[storage, loop] = runner
-    return made
+    return {form: _runner(config, *form) for form in FORMS}
+
+
+def _runner(config, storage, loop, *, dtype="float32", num_pages=17, cell=CELL):
+    store = ParameterStore(config, dtype=dtype, storage=storage)
+    store.fill_random(seed=1)
+    model = store.to_device(jax.devices()[0])
+    runner = Runner(model, config, LIMITS, num_pages=num_pages, cache_dtype=dtype, layer_loop=loop)
+    runner.programs.compile([cell])
+    return runner
 
 
 def _hidden(runner, config):
@@ -65,17 +60,7 @@ def test_every_form_computes_the_same_rows(runners, config, form):
 
 
 def test_bfloat16_follows_float32(runners, config):
-    store = ParameterStore(config, dtype="bfloat16", storage="per_layer")
-    store.fill_random(seed=1)
-    runner = Runner(
-        store.to_device(jax.devices()[0]),
-        config,
-        LIMITS,
-        num_pages=17,
-        cache_dtype="bfloat16",
-        layer_loop="unrolled",
-    )
-    runner.programs.compile([CELL])
+    runner = _runner(config, *FORMS[0], dtype="bfloat16")
     # Rows below index_topk: past it a rounding may change a selection, which is no error.
     rows = slice(0, config.index_topk)
     narrow = _hidden(runner, config)[rows].astype(np.float32)
@@ -92,17 +77,7 @@ def test_stacked_storage_has_few_leaves_for_the_78_layer_preset():
 # One row alone is a case of its own: XLA once rewrote its cache write into a copy of the pool.
 @pytest.mark.parametrize("cell", [CELL, Cell(0, 1, 1)], ids=str)
 def test_a_programs_temporaries_do_not_grow_with_the_pool(runners, config, cell):
-    store = ParameterStore(config, dtype="float32", storage="per_layer")
-    store.fill_random(seed=1)
-    doubled = Runner(
-        store.to_device(jax.devices()[0]),
-        config,
-        LIMITS,
-        num_pages=34,
-        cache_dtype="float32",
-        layer_loop="unrolled",
-    )
-    doubled.programs.compile([cell])
+    doubled = _runner(config, *FORMS[0], num_pages=34, cell=cell)
     runners[FORMS[0]].programs.compile([cell])
     small = runners[FORMS[0]].programs.reports[cell]
     large = doubled.programs.reports[cell]

@@ -1,0 +1,66 @@
+"""What happens in the demo: N requests are decoding, then a long prompt arrives; host-only."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from glm_jax.engine.config import EngineConfig
+
+# Tokens that every decoding request has when the long prompt arrives: enough for a steady rhythm.
+SETTLED_TOKENS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Sizes of the scenario, all in tokens but the first.
+
+    Attributes:
+        requests: N, the requests that are decoding when the long prompt arrives.
+        prompt_length: The prompt of each of those.
+        arrival_length: The long prompt.
+        chunk: The most prefill rows of a step, the same under every policy.
+        max_tokens: What every request generates, the arriving one included.
+    """
+
+    requests: int = 7
+    prompt_length: int = 256
+    arrival_length: int = 2048
+    chunk: int = 256
+    max_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1, and outputs that would end before the long prompt is computed."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 1:
+                raise ValueError(f"{field.name} is {value}; allowed: an integer >= 1.")
+        if self.max_tokens < self._most_tokens_before_first():
+            raise ValueError(
+                f"max_tokens is {self.max_tokens}, but a decoding request may have "
+                f"{self._most_tokens_before_first()} tokens before the long prompt is computed. "
+                "Raise max_tokens or chunk, or lower arrival_length, prompt_length or requests."
+            )
+
+    def _most_tokens_before_first(self) -> int:
+        """Return a bound on the tokens that the oldest request has at the newcomer's first."""
+        settling = self.requests + -(-self.requests * self.prompt_length // self.chunk)
+        return settling + SETTLED_TOKENS + -(-self.arrival_length // self.chunk)
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return the options of an engine made for this scenario.
+
+        Three programs, since starting up is mostly compiling: chunks alone, decodes alone, both.
+        The pool holds all requests to their end, so that no policy preempts.
+        """
+        page_size = EngineConfig.page_size
+        lengths = [self.prompt_length] * self.requests + [self.arrival_length]
+        pages = sum(-(-(length + self.max_tokens) // page_size) for length in lengths)
+        return {
+            "max_model_len": max(lengths) + self.max_tokens,
+            "max_num_seqs": len(lengths),
+            "max_num_batched_tokens": self.chunk,
+            "prefill_buckets": (self.chunk,),
+            "group_buckets": (len(lengths),),
+            "page_size": page_size,
+            "num_pages": pages + 1,
+            "watermark": 0.0,
+        }
