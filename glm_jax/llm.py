@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ class LLM:
             tokenizer=self.tokenizer,
         )
         self._numbers = itertools.count()
+        self._pieces: dict[str, deque[StreamDelta]] = {}
 
     def generate(
         self,
@@ -105,9 +107,7 @@ class LLM:
             ValueError: a prompt or parameter is refused; nothing of the call is generated.
         """
         request_ids = self._add(prompts, sampling_params)
-        while self.engine.has_unfinished:
-            self.engine.step()
-        return [self.engine.release(request_id)[0] for request_id in request_ids]
+        return [output for output, _ in self._finish(request_ids)]
 
     def stream(
         self,
@@ -117,15 +117,19 @@ class LLM:
         """Generate as ``generate`` does, yielding (index of the prompt, new piece) at once."""
         request_ids = self._add(prompts, sampling_params)
         index = {request_id: number for number, request_id in enumerate(request_ids)}
+        pieces: deque[StreamDelta] = deque()
+        self._pieces |= dict.fromkeys(request_ids, pieces)
+        running = len(request_ids)
         try:
-            while self.engine.has_unfinished:
-                for delta in self.engine.step().deltas:
-                    if delta.request_id in index:
-                        yield index[delta.request_id], delta
+            while running:
+                while pieces:
+                    delta = pieces.popleft()
+                    running -= delta.finish_reason is not None
+                    yield index[delta.request_id], delta
+                if running:
+                    self._step()
         finally:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self.engine.release(request_id)
+            self._drop(request_ids)
 
     def chat(
         self,
@@ -147,9 +151,7 @@ class LLM:
         request_id = self._next_id()
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         self.engine.add_request(request_id, list(token_ids), params, keep_logits=True)
-        while self.engine.has_unfinished:
-            self.engine.step()
-        output, logits = self.engine.release(request_id)
+        ((output, logits),) = self._finish([request_id])
         if output.outputs[0].error is not None or logits is None:
             raise RuntimeError(f"computing logits failed: {output.outputs[0].error}")
         return logits
@@ -176,12 +178,36 @@ class LLM:
                 request_id = self._next_id()
                 self.engine.add_request(request_id, prompt, param)
                 request_ids.append(request_id)
-        except ValueError:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self.engine.release(request_id)
+        except BaseException:
+            self._drop(request_ids)
             raise
         return request_ids
+
+    def _finish(
+        self, request_ids: Sequence[str]
+    ) -> list[tuple[RequestOutput, Float[np.ndarray, "T V"] | None]]:
+        """Step until all of them have ended and hand out their results; on Ctrl-C drop them."""
+        try:
+            while not all(map(self.engine.is_finished, request_ids)):
+                self._step()
+            return [self.engine.release(request_id) for request_id in request_ids]
+        except BaseException:
+            self._drop(request_ids)
+            raise
+
+    def _step(self) -> None:
+        """One step; every piece goes to the stream that waits for it, whoever steps."""
+        for delta in self.engine.step().deltas:
+            waiting = self._pieces.get(delta.request_id)
+            if waiting is not None:
+                waiting.append(delta)
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """End and forget requests, whatever state they are in."""
+        for request_id in request_ids:
+            self._pieces.pop(request_id, None)
+            self.engine.abort(request_id)
+            self.engine.forget(request_id)
 
     def _next_id(self) -> str:
         return f"llm-{next(self._numbers)}"

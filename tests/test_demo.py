@@ -1,5 +1,7 @@
 """The demo: what happens under each policy, and what is said of it. No timing decides a test."""
 
+import argparse
+import inspect
 import io
 import json
 
@@ -21,7 +23,13 @@ from glm_jax.engine.outputs import HostPhases, StepRecord, StepResult, StreamDel
 
 # As large as the programs of tiny_llm allow: the long prompt is two chunks, the second with pads.
 SCENARIO = Scenario(requests=3, prompt_length=16, arrival_length=100, chunk=64, max_tokens=20)
-FLAGS = "--requests 3 --prompt-length 16 --arrival-length 100 --chunk 64 --max-tokens 20".split()
+FLAGS = [
+    "--requests=3",
+    "--prompt-length=16",
+    "--arrival-length=100",
+    "--chunk=64",
+    "--max-tokens=20",
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +58,8 @@ def test_policies_order_chunks_and_decodes(runs):
     assert kinds["prefill_first"][:3] == ["prefill", "prefill", "decode"]
     assert kinds["alternate"][:4] == ["prefill", "decode", "prefill", "decode"]
     assert kinds["mixed"][:3] == ["mixed", "mixed", "decode"]
-    assert {kind: set(one[4:]) for kind, one in kinds.items()} == dict.fromkeys(
-        POLICIES, {"decode"}
-    )
+    for one in kinds.values():
+        assert set(one[4:]) == {"decode"}
 
 
 def test_policies_cut_the_prompt_alike(runs):
@@ -71,17 +78,11 @@ def test_useful_and_pad_rows_fill_the_cell(runs):
 
 
 def test_decoding_requests_wait_for_the_steps_without_them(runs):
-    lengths = {
-        policy: [step.record.wall_time for step in run.steps[:4]] for policy, run in runs.items()
-    }
-    first_gaps = {
-        policy: {run.gaps(name)[0] for name in run.requests} for policy, run in runs.items()
-    }
-    assert first_gaps == {
-        "prefill_first": {pytest.approx(sum(lengths["prefill_first"][:3]))},
-        "alternate": {pytest.approx(sum(lengths["alternate"][:2]))},
-        "mixed": {pytest.approx(lengths["mixed"][0])},
-    }
+    for policy, count in {"prefill_first": 3, "alternate": 2, "mixed": 1}.items():
+        run = runs[policy]
+        waited = sum(step.record.wall_time for step in run.steps[:count])
+        firsts = [run.gaps(name)[0] for name in run.requests]
+        assert firsts == pytest.approx([waited] * 3)
 
 
 def test_gaps_add_up_to_the_last_token(runs):
@@ -89,7 +90,7 @@ def test_gaps_add_up_to_the_last_token(runs):
         for name in run.requests:
             last = max(step.end for step in run.steps if name in step.gaps)
             assert sum(run.gaps(name)) == pytest.approx(last)
-            assert SETTLED_TOKENS <= SCENARIO.max_tokens - len(run.gaps(name))
+            assert SCENARIO.max_tokens - len(run.gaps(name)) >= SETTLED_TOKENS
 
 
 def test_newcomer_starts_at_the_end_of_its_prompt(runs):
@@ -164,7 +165,9 @@ def test_prompts_are_source_text_where_there_is_a_tokenizer():
     tokenizer = character_tokenizer()
     prompts = make_prompts(SCENARIO, tokenizer, tokenizer.vocab_size)
     assert [len(prompt) for prompt in prompts] == [16, 16, 16, 100]
-    assert "argparse" in tokenizer.decode(sum(prompts, []))
+    # That tokenizer knows no white space.
+    text = "".join(tokenizer.decode(prompt) for prompt in prompts)
+    assert "".join(inspect.getsource(argparse).split()).startswith(text)
 
 
 # The figures, on runs with times written out.
@@ -292,9 +295,8 @@ def test_live_table_follows_the_steps_on_a_terminal(comparison):
         (["--requests", "0"], "requests is 0; allowed"),
     ],
 )
-def test_bad_sizes_are_one_line(command, capsys, flags, message):
-    code, asked = command(*flags)
+def test_bad_sizes_are_one_line_before_anything_loads(capsys, flags, message):
+    assert main(["demo", "--model", "absent", *flags]) == 2
     error = capsys.readouterr().err
-    assert (code, asked) == (2, [])
     assert error.startswith(f"glm-jax demo: {message}")
     assert error.count("\n") == 1

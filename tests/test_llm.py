@@ -70,6 +70,33 @@ def test_stream_left_early_frees_everything(tiny_llm, prompts):
     assert pages.free == pages.capacity
 
 
+def test_stream_loses_nothing_when_other_calls_run_inside_it(tiny_llm, prompts, alone):
+    tokens = []
+    for _, delta in tiny_llm.stream([prompts[0]], GREEDY):
+        tokens += delta.token_ids
+        if len(tokens) == 3:
+            (inner,) = tiny_llm.generate([prompts[1]], GREEDY)
+    assert inner.outputs[0].token_ids == alone[1]
+    assert tokens == alone[0]
+
+
+def test_generate_interrupted_by_the_user_leaves_nothing_behind(tiny_llm, prompts, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_llm.engine, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_llm.generate(prompts, GREEDY)
+    assert not tiny_llm.engine.has_unfinished
+
+
+def test_a_new_pool_replaces_the_old_one(tiny_llm):
+    old = tiny_llm.runner._cache.latent
+    tiny_llm.runner.reset()
+    assert old.is_deleted()
+
+
 def test_logits_cover_every_position_whatever_the_chunking(tiny_llm, prompts, alone):
     logits = tiny_llm.logits(prompts[2])
     assert logits.shape == (70, 256)

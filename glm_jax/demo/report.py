@@ -29,7 +29,7 @@ class Figures(NamedTuple):
     median_gap_ms: float
     ttft_ms: float
     total_ms: float
-    num_steps: int
+    num_steps: float | int
     waste: float
 
 
@@ -117,5 +117,5 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-def _rounded(value: float) -> float:
+def _rounded(value: float | int) -> float | int:
     return round(value, 3)

@@ -157,6 +157,14 @@ class Engine:
         self._late.append(self._delta(update))
         return True
 
+    def is_finished(self, request_id: str) -> bool:
+        """Whether a request has ended, for whatever reason.
+
+        Raises:
+            KeyError: the id is unknown, or was released before.
+        """
+        return self._entries[request_id].request.finished
+
     def release(self, request_id: str) -> tuple[RequestOutput, Float[np.ndarray, "T V"] | None]:
         """Hand out a request's whole result and forget it if it has finished.
 
@@ -165,10 +173,14 @@ class Engine:
         """
         entry = self._entries[request_id]
         if entry.request.finished:
-            del self._entries[request_id]
-            # Its end is known now; a later request may take the id.
-            self._late = [delta for delta in self._late if delta.request_id != request_id]
+            self.forget(request_id)
         return self._output(entry), entry.logits
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a finished request; harmless if there is nothing."""
+        self._entries.pop(request_id, None)
+        # Its end is known now; a later request may take the id.
+        self._late = [delta for delta in self._late if delta.request_id != request_id]
 
     def step(self) -> StepResult:
         """Run one step.

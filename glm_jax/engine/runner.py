@@ -70,7 +70,7 @@ class Runner:
         )
         self.programs = ProgramTable(self._lower)
         self._make_cache = make_zeros(self._cache_shapes)
-        self._cache: Cache
+        self._cache: Cache | None = None
         self._slots: Slots
         self.reset()
 
@@ -111,6 +111,10 @@ class Runner:
 
     def reset(self) -> None:
         """Make a new zero cache and empty slots: at the start, and after a lost step."""
+        if self._cache is not None:
+            # Whatever survived the fault goes first: two pools at once may not fit.
+            for array in self._cache:
+                array.delete()
         self._cache = self._make_cache()
         self._slots = jax.device_put(empty_slots(self.limits, NUM_DRAFTS, 1))
 

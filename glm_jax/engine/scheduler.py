@@ -53,7 +53,6 @@ class Scheduler:
         waiting: Requests without, next first.
         preemptions: How often a request lost its pages to another.
         pool_resets: How often the whole pool was lost.
-        resets_without_progress: Pool resets since the last committed step.
     """
 
     def __init__(self, config: EngineConfig, grid: Grid, pages: PagePool) -> None:
@@ -66,7 +65,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.preemptions = 0
         self.pool_resets = 0
-        self.resets_without_progress = 0
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(config.max_num_seqs))
         self._arrivals = 0
@@ -272,7 +270,6 @@ class Scheduler:
         self._check_in_flight(plan)
         results = read_results(plan, chunk_tokens, group_tokens, group_accepted)
         self._land()
-        self.resets_without_progress = 0
         self._last_step_prefilled = any(
             entry.row_class is RowClass.PREFILL for entry in plan.entries
         )
@@ -304,7 +301,6 @@ class Scheduler:
         step in flight, if any, is dropped.
         """
         self.pool_resets += 1
-        self.resets_without_progress += 1
         self._land()
         for request in reversed(self.running):
             self._requeue(request)

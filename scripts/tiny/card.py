@@ -82,7 +82,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def context_table(measured: dict[str, Any]) -> str:
     """Bits per byte by context, with the shipped selection and with all keys."""
-    rows = []
+    rows, contexts = [], []
     for split, results in measured["text"].items():
         for selection in ("indexer", "all"):
             chosen = [result for result in results if result["selection"] == selection]
@@ -94,7 +94,7 @@ def context_table(measured: dict[str, Any]) -> str:
 
 def control_table(measured: dict[str, Any]) -> str:
     """Loss of the four selections on text, behind the first 256 positions."""
-    rows = []
+    rows, contexts = [], []
     for split, results in measured["text"].items():
         contexts = [r["context"] for r in results if r["selection"] == "recent"]
         for selection in ("indexer", "all", "recent", "random"):

@@ -37,7 +37,7 @@ class TrainingState(NamedTuple):
 
     parameters: Parameters
     optimizer: OptimizerState
-    router_bias: Float[Array, "sparse E"]
+    router_bias: Float[Array | np.ndarray, "sparse E"]
 
 
 def initial_state(shape: TinyShape, seed: int) -> TrainingState:

@@ -23,10 +23,10 @@ from scripts.tiny.loss import token_losses
 from scripts.tiny.parameters import Parameters
 from scripts.tiny.shape import TinyShape
 from scripts.tiny.synthetic import RECALL, RowMaker, join, make_fact
-from scripts.tiny.transformer import IndexGroup, Mode, run_trunk
+from scripts.tiny.transformer import IndexGroup, Mode, Selection, run_trunk
 from scripts.tiny.words import random_words
 
-SELECTIONS = ("indexer", "all", "recent", "random")
+SELECTIONS: tuple[Selection, ...] = ("indexer", "all", "recent", "random")
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384)
 CONTROL_CONTEXTS = (1024, 2048, 4096)
 NEEDLE_ROWS = {1024: 16, 2048: 12, 4096: 8}
@@ -42,7 +42,7 @@ class Model(NamedTuple):
 
     shape: TinyShape
     parameters: Parameters
-    bias: Float[Array, "sparse E"]
+    bias: Float[Array | np.ndarray, "sparse E"]
 
 
 class Scores(NamedTuple):
@@ -53,7 +53,7 @@ class Scores(NamedTuple):
 
 
 def evaluation_mode(
-    shape: TinyShape, selection: str, count: int, stride: int | None = None
+    shape: TinyShape, selection: Selection, count: int, stride: int | None = None
 ) -> Mode:
     """Return a mode in which no expert drops a row."""
     capacity = shape.n_routed_experts / shape.num_experts_per_tok
@@ -79,7 +79,7 @@ def _score(
     return losses, choices.astype(jnp.int32), trunk.hidden
 
 
-def score_rows(model: Model, rows: Int[np.ndarray, "rows T_plus"], selection: str) -> Scores:
+def score_rows(model: Model, rows: Int[np.ndarray, "rows T_plus"], selection: Selection) -> Scores:
     """Score every next token of rows of one length."""
     count = rows.shape[1] - 1
     mode = evaluation_mode(model.shape, selection, count)
@@ -111,7 +111,7 @@ def measure_text(
     tokenizer: Tokenizer,
     text: Int[np.ndarray, " n"],
     contexts: Sequence[int],
-    selections: Sequence[str],
+    selections: Sequence[Selection],
 ) -> list[dict[str, Any]]:
     """Score one text cut at several lengths; every length sees the same tokens."""
     results = []
@@ -124,7 +124,7 @@ def measure_text(
                 {
                     "context": context,
                     "selection": selection,
-                    "tokens": int(scores.losses.size),
+                    "tokens": scores.losses.size,
                     "loss": float(scores.losses.mean()),
                     "loss_beyond_topk": float(far.mean()),
                     "bits_per_byte": bits_per_byte(tokenizer, scores, rows),

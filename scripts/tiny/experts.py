@@ -1,5 +1,6 @@
 """Router and experts: a padded batch per expert, moved by gathers in both directions."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -56,7 +57,8 @@ def _gather_forward(rows, source, places):  # noqa: ANN001, ANN202
 
 def _gather_backward(places, gradient):  # noqa: ANN001, ANN202
     padded = _with_zero_row(gradient)
-    return sum(padded[places[:, k]] for k in range(places.shape[1])), None, None
+    parts = [padded[places[:, k]] for k in range(places.shape[1])]
+    return functools.reduce(jnp.add, parts), None, None
 
 
 gather_rows.defvjp(_gather_forward, _gather_backward)
@@ -73,7 +75,8 @@ def combine_rows(
     """Sum each row's expert outputs, weighted; `choice` is n * K + k of each place."""
     del source, choice
     padded = _with_zero_row(outputs)
-    return sum(gates[:, k : k + 1] * padded[places[:, k]] for k in range(places.shape[1]))
+    parts = [gates[:, k : k + 1] * padded[places[:, k]] for k in range(places.shape[1])]
+    return functools.reduce(jnp.add, parts)
 
 
 def _combine_forward(outputs, gates, source, places, choice):  # noqa: ANN001, ANN202

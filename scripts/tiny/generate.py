@@ -35,7 +35,7 @@ def _next_logits(
 def generate(
     shape: TinyShape,
     parameters: Parameters,
-    bias: Float[Array, "sparse E"],
+    bias: Float[Array | np.ndarray, "sparse E"],
     prompts: Sequence[Sequence[int]],
     *,
     count: int,
@@ -71,7 +71,7 @@ def _until_end(tokens: Int[np.ndarray, " n"]) -> list[int]:
 def sample_texts(
     shape: TinyShape,
     parameters: Parameters,
-    bias: Float[Array, "sparse E"],
+    bias: Float[Array | np.ndarray, "sparse E"],
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,

@@ -61,4 +61,4 @@ def guide_loss(
         surprise = -jax.nn.logsumexp(kept, -1)
         total = jnp.where(known[:, None], surprise, 0.0).sum((0, 2))
         losses.append((total / jnp.maximum(known.sum(), 1)).mean())
-    return sum(looks_back) / len(looks_back) + sum(losses) / len(losses)
+    return jnp.stack(looks_back).mean() + jnp.stack(losses).mean()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from scripts.tiny.attention import MASKED
@@ -29,8 +30,8 @@ class Batch(NamedTuple):
     plain text, above 1 for what has to be recalled from earlier in the row.
     """
 
-    tokens: Int[Array, "batch T_plus"]
-    weights: Float[Array, "batch T_plus"]
+    tokens: Int[Array | np.ndarray, "batch T_plus"]
+    weights: Float[Array | np.ndarray, "batch T_plus"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def training_loss(
     objective: Objective,
 ) -> tuple[Float[Array, ""], tuple[dict[str, Float[Array, ""]], Float[Array, "sparse E"]]]:
     """Return the loss, and (metrics, load of every expert) beside it."""
-    tokens, weights = batch
+    tokens, weights = jnp.asarray(batch.tokens), jnp.asarray(batch.weights)
     count = tokens.shape[1] - EXTRA_TOKENS
     mode = objective.mode
     trunk = run_trunk(shape, parameters, bias, tokens[:, :count], mode)

@@ -29,7 +29,7 @@ class OptimizerState(NamedTuple):
 
     momentum: Parameters
     second: Parameters
-    count: Float[Array, ""]
+    count: Float[Array | np.ndarray, ""]
 
 
 def uses_muon(name: str) -> bool:
@@ -121,7 +121,7 @@ def _join_matrices(
 
 def _orthogonalise_all(directions: Parameters) -> Parameters:
     """Orthogonalise all matrices, those of one shape (up to transposition) in one batch."""
-    groups: dict[tuple[int, int], list[str]] = {}
+    groups: dict[tuple[int, ...], list[str]] = {}
     for name, value in directions.items():
         groups.setdefault(tuple(sorted(value.shape[1:])), []).append(name)
     result = {}
@@ -136,7 +136,7 @@ def _orthogonalise_all(directions: Parameters) -> Parameters:
     return result
 
 
-def _wide(value: Float[Array, "count N M"], size: tuple[int, int]) -> Float[Array, "count n m"]:
+def _wide(value: Float[Array, "count N M"], size: tuple[int, ...]) -> Float[Array, "count n m"]:
     return value if value.shape[1:] == size else jnp.swapaxes(value, 1, 2)
 
 

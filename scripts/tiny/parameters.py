@@ -4,12 +4,15 @@ Matrices are [in, out] (x @ W). Correction biases of the routers are not here: t
 their own (see loss.py) and live in the training state as one array.
 """
 
+from typing import Any
+
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from scripts.tiny.shape import TinyShape
 
-Parameters = dict[str, Float[Array, "..."]]
+# Float arrays by name: of the device under jit, of the host before and after.
+Parameters = dict[str, Any]
 
 
 def parameter_shapes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
@@ -76,7 +79,7 @@ def _expert_shapes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def initial_parameters(shape: TinyShape, seed: int) -> dict[str, np.ndarray]:
+def initial_parameters(shape: TinyShape, seed: int) -> dict[str, Float[np.ndarray, "..."]]:
     """Draw first values: zero for what writes to the residual stream and for the head.
 
     Embeddings have deviation 1 and matrices 1/sqrt(in): measured better than small embeddings.
@@ -98,7 +101,7 @@ def initial_parameters(shape: TinyShape, seed: int) -> dict[str, np.ndarray]:
     return values
 
 
-def initial_router_bias(shape: TinyShape) -> np.ndarray:
+def initial_router_bias(shape: TinyShape) -> Float[np.ndarray, "sparse E"]:
     """Return the zero correction bias [sparse layers, experts]."""
     return np.zeros((len(shape.sparse_layers), shape.n_routed_experts), np.float32)
 

@@ -82,4 +82,6 @@ class Budget:
 
     def fraction(self, elapsed: float, step: int) -> float:
         """Return the part of the budget that is used (at least 1 when it is used up)."""
-        return step / self.steps if self.steps is not None else elapsed / self.seconds
+        if self.seconds is not None:
+            return elapsed / self.seconds
+        return step / (self.steps or 1)

@@ -40,7 +40,7 @@ from scripts.tiny.synthetic import RowMaker
 LARGEST_GRADIENT = 1.0
 
 Metrics = dict[str, Float[Array, ""]]
-StepFunction = Callable[[TrainingState, Batch, Float[Array, ""]], tuple[TrainingState, Metrics]]
+StepFunction = Callable[[TrainingState, Batch, Any], tuple[TrainingState, Metrics]]
 
 
 @functools.cache
@@ -104,8 +104,7 @@ class Trainer:
             self.shape, self.state, self.progress = load_checkpoint(path)
         else:
             self.state, self.progress = initial_state(self.shape, self.seed), Progress()
-        self.stream: BatchStream | None = None
-        self.step_function: StepFunction | None = None
+        self._running: tuple[StepFunction, BatchStream] | None = None
         self._saved_at = time.monotonic()
 
     def fraction(self) -> float:
@@ -123,10 +122,10 @@ class Trainer:
     def advance(self, report: Callable[[str], None] = print) -> dict[str, Any]:
         """Do one step and return its log record."""
         began = time.monotonic()
-        self._enter_phase(report)
+        step, stream = self._enter_phase(report)
         phase, progress = self.phases[self.progress.phase], self.progress
         factor = rate_factor(self.fraction(), progress.step)
-        self.state, metrics = self.step_function(self.state, next(self.stream), np.float32(factor))
+        self.state, metrics = step(self.state, next(stream), np.float32(factor))
         numbers = {name: float(value) for name, value in metrics.items()}
         seconds = time.monotonic() - began
         progress.step += 1
@@ -149,18 +148,17 @@ class Trainer:
         save_checkpoint(self.folder / CHECKPOINT, self.shape, self.state, self.progress)
         self._saved_at = time.monotonic()
 
-    def _enter_phase(self, report: Callable[[str], None]) -> None:
+    def _enter_phase(self, report: Callable[[str], None]) -> tuple[StepFunction, BatchStream]:
         index = phase_at(self.phases, self.fraction())
         changed = index != self.progress.phase
-        if self.step_function is not None and not changed:
-            return
+        if self._running is not None and not changed:
+            return self._running
         phase = self.phases[index]
         if changed:
             self.save()
             self.progress.phase, self.progress.position = index, StreamPosition()
         report(f"phase {phase.name}: {phase.rows} rows of {phase.length}")
-        self.step_function = build_step(self.shape, phase.objective)
-        self.stream = BatchStream(
+        stream = BatchStream(
             self.files,
             self.maker,
             rows=phase.rows,
@@ -169,6 +167,8 @@ class Trainer:
             seed=(self.seed, index),
             position=self.progress.position,
         )
+        self._running = build_step(self.shape, phase.objective), stream
+        return self._running
 
 
 def summary(records: list[dict[str, Any]]) -> str:

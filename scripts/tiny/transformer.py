@@ -15,6 +15,8 @@ from scripts.tiny.layers import Rotation, gated_mlp, rms_norm, rotation
 from scripts.tiny.parameters import Parameters, layer_parameters
 from scripts.tiny.shape import TinyShape
 
+Selection = Literal["all", "indexer", "recent", "random"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
@@ -30,7 +32,7 @@ class Mode:
         layer: index of the layer, set by the trunk.
     """
 
-    selection: Literal["all", "indexer", "recent", "random"] = "all"
+    selection: Selection = "all"
     row_stride: int | None = None
     block: int = 256
     capacity: float = CAPACITY
@@ -116,9 +118,9 @@ def feed_forward(
     x: Float[Array, "batch T D"],
     mode: Mode,
 ) -> tuple[Float[Array, "batch T D"], Float[Array, " E"] | None, Float[Array, ""] | float]:
-    """Add the dense MLP or the experts to the residual stream."""
+    """Add the dense MLP (bias None) or the experts to the residual stream."""
     normed = rms_norm(x, weights["post_norm"], shape.rms_norm_eps)
-    if "mlp.gate_up" in weights:
+    if bias is None:
         return x + gated_mlp(normed, weights["mlp.gate_up"], weights["mlp.down"]), None, 0.0
     mixed, load, drop = mix_experts(shape, weights, bias, normed, capacity=mode.capacity)
     return x + mixed, load, drop
@@ -176,7 +178,8 @@ def run_drafts(
     """
     weights = layer_parameters(parameters, f"layers.{shape.num_hidden_layers}")
     count = hidden.shape[1]
-    outputs, first, recycled = [], None, hidden
+    first: LayerResult | None = None
+    outputs, recycled = [], hidden
     for step in range(steps):
         positions = jnp.arange(count) + step
         turn = rotation(positions, shape.qk_rope_head_dim, shape.rope_theta)
@@ -190,6 +193,8 @@ def run_drafts(
             x = later_draft_layer(shape, weights, bias, merged, turn, mode, first)
         recycled = rms_norm(x, parameters["mtp.norm"], shape.rms_norm_eps)
         outputs.append(recycled)
+    if first is None or first.load is None:
+        raise ValueError(f"{steps=}: the MTP layer has to run at least once, and it has experts.")
     return Drafts(tuple(outputs), first.load, first.groups)
 
 

@@ -54,7 +54,7 @@ def test_an_unknown_option_is_an_error_that_lists_the_allowed_ones():
         ({"watermark": 1.0}, "watermark is 1.0"),
         ({"latent_norm_eps": 0.0}, "latent_norm_eps is 0.0"),
         ({"step_policy": "decode_first"}, "'mixed', 'prefill_first', 'alternate'"),
-        ({"dtype": "float16"}, "dtype is 'float16'; allowed: 'float32', 'bfloat16'"),
+        ({"dtype": "float16"}, "dtype is 'float16'; allowed: 'auto', 'float32', 'bfloat16'"),
         ({"prefill_buckets": [-1]}, "prefill_buckets is"),
         ({"decode_widths": (4, 1)}, "decode widths"),
         ({"decode_widths": ()}, "decode widths"),

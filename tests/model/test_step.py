@@ -88,7 +88,7 @@ def test_step_places_a_rest_in_a_wide_group(step, tokens, one_shot):
     wide = Cell(0, 4, 4)
     outputs = step(wide, groups=[Group(2, False, 3, 0, rest, following, True)])
     np.testing.assert_allclose(outputs.hidden[:3], one_shot[0][-3:], atol=1e-5)
-    assert int(outputs.group_tokens[0, 0]) == one_shot[1]
+    assert int(outputs.group_tokens[0, 2]) == one_shot[1]
 
 
 def test_step_serves_prefill_and_decode_together_as_apart(step, tokens):
