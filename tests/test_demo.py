@@ -133,10 +133,10 @@ def test_turns_begin_with_another_policy_each_time():
 
 def test_engine_options_make_three_programs_and_hold_everyone():
     config = EngineConfig(**Scenario().engine_options())
-    assert config.grid().cells() == (Cell(0, 8, 1), Cell(256, 0, 1), Cell(256, 8, 1))
+    assert config.grid().cells() == (Cell(0, 8, 1), Cell(64, 0, 1), Cell(64, 8, 1))
     assert config.max_model_len == 2112
-    # 7 requests of 320 tokens, one of 2112, and page 0.
-    assert config.pool_pages == 7 * 5 + 33 + 1
+    # 7 requests of 256 tokens, one of 2112, and page 0.
+    assert config.pool_pages == 7 * 4 + 33 + 1
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_engine_options_make_three_programs_and_hold_everyone():
     [
         ({"requests": 0}, "requests is 0; allowed"),
         ({"chunk": -1}, "chunk is -1; allowed"),
-        ({"max_tokens": 24}, "max_tokens is 24, but a decoding request may have 25"),
+        ({"max_tokens": 62}, "max_tokens is 62, but a decoding request may have 63"),
         ({"arrival_length": 20_000}, "Raise max_tokens or chunk, or lower arrival_length"),
     ],
 )

@@ -84,12 +84,14 @@ def context_table(measured: dict[str, Any]) -> str:
     """Bits per byte by context, with the shipped selection and with all keys."""
     rows, contexts = [], []
     for split, results in measured["text"].items():
+        contexts = list(dict.fromkeys(result["context"] for result in results))
         for selection in ("indexer", "all"):
-            chosen = [result for result in results if result["selection"] == selection]
-            bits = [result["bits_per_byte"] for result in chosen]
-            contexts = [str(result["context"]) for result in chosen]
-            rows.append([split, SELECTION_NAMES[selection], *bits])
-    return table(["split", "attention sees", *contexts], rows)
+            bits = {
+                r["context"]: r["bits_per_byte"] for r in results if r["selection"] == selection
+            }
+            cells = [bits.get(context, "not measured") for context in contexts]
+            rows.append([split, SELECTION_NAMES[selection], *cells])
+    return table(["split", "attention sees", *map(str, contexts)], rows)
 
 
 def control_table(measured: dict[str, Any]) -> str:
@@ -170,7 +172,7 @@ table below says. It is not made by, derived from or endorsed by the makers of G
 | layers | 8 (3 dense, 5 with experts) + 1 MTP; indexers in layers 0, 1, 2, 6 and the MTP layer |
 | selection | 256 keys per query |
 | trained tokens | {tokens:,} ({code_tokens:,} in the files, {share:.0%} of the rows synthetic) |
-| trained lengths | {phases} |
+| phases | {phases} |
 | time | {minutes:.0f} minutes on two shared CPU cores |
 | text | standard library of Python {python_version} |
 | files hash | `{files_hash}` |
@@ -226,7 +228,7 @@ successor in the training files.
 
 ## Samples
 
-Continuations of 64 tokens, not chosen.
+Continuations of 48 tokens, not chosen.
 
 {samples}
 ## What is weak

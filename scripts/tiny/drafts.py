@@ -61,17 +61,15 @@ def agreement(
     """Return, by depth, how often a draft is the main model's own choice there.
 
     Depth d is counted at rows whose drafts before d are the text itself, so that the main model
-    has judged the same prefix. `choices[b, i]` is the main model's argmax behind row i.
+    has judged the same prefix. `choices[b, i]` is the main model's argmax behind row i. The last
+    rows, whose drafts reach beyond the text, do not count.
     """
-    count = choices.shape[1]
-    kept = np.ones(choices.shape, bool)
+    rows = choices.shape[1] - len(drafts)
+    kept = np.ones((len(choices), rows), bool)
     result = []
-    for depth, draft in enumerate(drafts):
-        ahead = depth + 1
-        rows = slice(0, count - len(drafts))
-        target = choices[:, ahead : ahead + count - len(drafts)]
-        valid = kept[:, rows]
-        hits = (draft[:, rows] == target) & valid
-        result.append({"rate": float(hits.sum() / max(valid.sum(), 1)), "rows": int(valid.sum())})
-        kept = kept & (draft == tokens[:, ahead + 1 : ahead + 1 + count])
+    for depth, draft in enumerate(drafts, start=1):
+        drafted = draft[:, :rows]
+        hits = (drafted == choices[:, depth : depth + rows]) & kept
+        result.append({"rate": float(hits.sum() / max(kept.sum(), 1)), "rows": int(kept.sum())})
+        kept = kept & (drafted == tokens[:, depth + 1 : depth + 1 + rows])
     return result

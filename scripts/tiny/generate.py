@@ -75,7 +75,7 @@ def sample_texts(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     *,
-    count: int = 64,
+    count: int = 48,
 ) -> list[dict[str, str]]:
     """Continue prompts greedily and at temperature 0.7."""
     encoded = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]

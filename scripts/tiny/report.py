@@ -27,6 +27,7 @@ from scripts.tiny.corpus import Corpus
 from scripts.tiny.evaluate import (
     CONTEXTS,
     CONTROL_CONTEXTS,
+    LONGEST_DENSE,
     SELECTIONS,
     Model,
     measure_drafts,
@@ -39,6 +40,7 @@ from scripts.tiny.generate import sample_texts
 from scripts.tiny.phases import PHASES
 from scripts.tiny.synthetic import RowMaker
 from scripts.tiny.tokenizer import encode_files, format_turn
+from scripts.tiny.transformer import Selection
 
 TEXT_TOKENS = 16384
 MASS_CONTEXT = 2048
@@ -92,7 +94,7 @@ class Measurement:
             part = text[: TEXT_TOKENS + 1]
             parts[f"drafts {name}"] = partial(measure_drafts, model, part, train, DRAFT_CONTEXT)
             for context in CONTEXTS:
-                selections = SELECTIONS if context in CONTROL_CONTEXTS else SELECTIONS[:2]
+                selections = selections_at(context)
                 parts[f"text {name} {context}"] = partial(
                     measure_text, model, self.tokenizer, part, (context,), selections
                 )
@@ -103,6 +105,13 @@ class Measurement:
                 self.path.write_text(json.dumps(results, indent=1))
                 self.report(f"measured: {name}")
         return _by_split(results, tuple(splits))
+
+
+def selections_at(context: int) -> tuple[Selection, ...]:
+    """Return what attention sees in the measurements at a context, the shipped selection first."""
+    if context in CONTROL_CONTEXTS:
+        return SELECTIONS
+    return SELECTIONS[:2] if context <= LONGEST_DENSE else SELECTIONS[:1]
 
 
 def _by_split(results: dict[str, Any], splits: tuple[str, ...]) -> dict[str, Any]:
@@ -135,8 +144,11 @@ def evaluate_model(
     rows = {phase.name: 0 for phase in PHASES}
     for record in progress.log:
         rows[record["phase"]] += 1
-    lengths = {phase.name: phase.length for phase in PHASES}
-    phases = ", ".join(f"{lengths[name]} ({count} steps)" for name, count in rows.items() if count)
+    phases = ", ".join(
+        f"{phase.name}: {rows[phase.name]} steps of {phase.rows} x {phase.length}"
+        for phase in PHASES
+        if rows[phase.name]
+    )
     sampled = sum(rows[phase.name] * phase.rows * phase.synthetic_share for phase in PHASES)
     text = CARD.format(
         parameters=sum(counts.values()) + bias.size,

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from scripts.tiny.card import phase_spans, table
 from scripts.tiny.checkpoint import Progress, initial_state, load_checkpoint, save_checkpoint
 from scripts.tiny.corpus import hash_files, list_files, read_corpus
+from scripts.tiny.drafts import agreement, bigram_table
 from scripts.tiny.guide import continuations
 from scripts.tiny.loss import Batch, Objective, training_loss
 from scripts.tiny.parameters import initial_parameters, initial_router_bias
@@ -198,6 +200,28 @@ def test_corpus_splits_do_not_meet_and_hash_names_and_sizes(tmp_path):
     assert corpus.files_hash == hash_files(tmp_path, tests + library)
     (tmp_path / "module0.py").write_text(CODE * 5)
     assert corpus.files_hash != hash_files(tmp_path, library + tests)
+
+
+def test_bigram_table_holds_the_most_frequent_successor():
+    files = [np.array([1, 2, 1, 2, 1, 3], np.int32), np.array([2, 0], np.int32)]
+    assert bigram_table(files, 4).tolist() == [0, 2, 1, 0]
+
+
+def test_agreement_counts_a_depth_only_where_the_drafts_before_it_are_the_text():
+    tokens = np.array([[5, 6, 7, 8, 9, 9]])
+    choices = np.array([[6, 7, 0, 9, 1]])  # what the main model would write behind each row
+    drafts = [np.array([[7, 8, 9, 1, 1]]), np.array([[0, 9, 1, 1, 1]])]
+    first, second = agreement(drafts, tokens, choices)
+    # Rows 0..2 count. Depth 1: drafts 7 8 9 against the choices 7 0 9.
+    assert first == {"rate": pytest.approx(2 / 3), "rows": 3}
+    # Depth 2: all three first drafts are the text (7 8 9); drafts 0 9 1 against 0 9 1.
+    assert second == {"rate": 1.0, "rows": 3}
+
+
+def test_card_tables_and_phase_spans():
+    assert table(["a", "b"], [["x", 0.5]]).splitlines()[-1] == "| x | 0.500 |"
+    log = [{"phase": "A", "tokens": 10}, {"phase": "A", "tokens": 20}, {"phase": "B", "tokens": 30}]
+    assert phase_spans(log) == [("A", 0.0, 20), ("B", 20, 30)]
 
 
 def test_phases_and_rates_follow_the_fraction_of_the_budget():
