@@ -111,13 +111,20 @@ class Trainer:
         """Return the used part of the budget."""
         return self.budget.fraction(self.progress.elapsed, self.progress.step)
 
-    def train(self, report: Callable[[str], None] = print) -> None:
-        """Run until the budget is used, then save."""
+    def train(self, report: Callable[[str], None] = print, longest: int | None = None) -> bool:
+        """Run until the budget is used, or until a phase with rows beyond `longest`; then save.
+
+        Returns whether the budget is used.
+        """
         while self.fraction() < 1:
+            length = self.phases[phase_at(self.phases, self.fraction())].length
+            if longest is not None and length > longest:
+                break
             self.advance(report)
             if time.monotonic() - self._saved_at > self.save_every:
                 self.save()
         self.save()
+        return self.fraction() >= 1
 
     def advance(self, report: Callable[[str], None] = print) -> dict[str, Any]:
         """Do one step and return its log record."""
