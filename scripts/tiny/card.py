@@ -247,7 +247,8 @@ WEAKNESSES = """\
   was changed while it ran (phases R, S and G were added when copying did not come by itself).
 - Only the copying heads of layers 6 and 7 reach far, and they were taught where to look; the other
   layers look at what is near. The selections of layers 0, 1 and 2 are therefore hardly tested.
-- The last phase saw few rows of 4,096 tokens; lengths above that were never trained.
+- The last phase saw few rows of 4,096 tokens (it was killed for memory once and went on from its
+  start, with a budget four minutes shorter); lengths above that were never trained.
 - Chat: greetings, repeating and looking up codes in the forms of the synthetic rows, nothing else.
 - Drafts beyond the first were trained for a fifth of the time; in loops they look better than on
   text.
