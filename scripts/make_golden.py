@@ -41,7 +41,7 @@ EMBEDDED_FILES = ("fnmatch.py", "copyreg.py", "sched.py", "linecache.py", "queue
 EMBEDDED_TOKENS = (1500, 1720)
 # A selection decided by less than this part of the row's best score is a tie: float32 sums of
 # another order decide it otherwise, and one other key changes all later rows by up to 1e-2.
-TIE = 2e-5
+TIE = 1e-5
 # The router has no ties in the files that are used.
 EMBEDDED_ROUTER_MARGIN = 3e-6
 # Rows whose logits are kept whole.
