@@ -82,30 +82,31 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def context_table(measured: dict[str, Any]) -> str:
     """Bits per byte by context, with the shipped selection and with all keys."""
-    rows, contexts = [], []
-    for split, results in measured["text"].items():
-        contexts = list(dict.fromkeys(result["context"] for result in results))
-        for selection in ("indexer", "all"):
-            bits = {
-                r["context"]: r["bits_per_byte"] for r in results if r["selection"] == selection
-            }
-            cells = [bits.get(context, "not measured") for context in contexts]
-            rows.append([split, SELECTION_NAMES[selection], *cells])
-    return table(["split", "attention sees", *map(str, contexts)], rows)
+    return _text_table(measured, ("indexer", "all"), ("indexer", "all"), "bits_per_byte")
 
 
 def control_table(measured: dict[str, Any]) -> str:
     """Loss of the four selections on text, behind the first 256 positions."""
-    rows, contexts = [], []
-    for split, results in measured["text"].items():
-        contexts = [r["context"] for r in results if r["selection"] == "recent"]
-        for selection in ("indexer", "all", "recent", "random"):
-            losses = [
-                result["loss_beyond_topk"]
-                for result in results
-                if result["selection"] == selection and result["context"] in contexts
-            ]
-            rows.append([split, SELECTION_NAMES[selection], *losses])
+    shown = ("indexer", "all", "recent", "random")
+    return _text_table(measured, shown, ("recent",), "loss_beyond_topk")
+
+
+def _text_table(
+    measured: dict[str, Any], shown: Sequence[str], deciding: Sequence[str], value: str
+) -> str:
+    """One row for each split and selection, one column for each context of a deciding selection."""
+    found = {
+        (split, result["selection"], result["context"]): result[value]
+        for split, results in measured["text"].items()
+        for result in results
+    }
+    contexts = sorted({context for _, selection, context in found if selection in deciding})
+    rows = [
+        [split, SELECTION_NAMES[selection]]
+        + [found.get((split, selection, context), "not measured") for context in contexts]
+        for split in measured["text"]
+        for selection in shown
+    ]
     return table(["split", "attention sees", *map(str, contexts)], rows)
 
 
