@@ -31,11 +31,12 @@ def sparse_mla(
         # Unused places read the row's own first entry: whatever stands elsewhere, NaN included,
         # is never touched, and the block needs no mask.
         gathered = read(jnp.where(valid, entry, entry[:1]))
-        scores = jnp.where(valid, query @ gathered.T, -1e30)
-        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True)) * valid
-        total = jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1e-30)
+        # [K, H], so that the small operand of each matmul is the one that gets transposed.
+        scores = jnp.where(valid[:, None], gathered @ query.T, -1e30)
+        weights = jnp.exp(scores - jnp.max(scores, axis=0)) * valid[:, None]
+        total = jnp.maximum(jnp.sum(weights, axis=0), 1e-30)
         # All 576 columns, then the latent ones: slicing the block first would copy it.
-        mixed = ((weights / total) @ gathered)[:, :latent_width]
+        mixed = ((weights / total).T @ gathered)[:, :latent_width]
         # A pad row has no entry of its own, so what it read may be anything.
         return jnp.where(valid_count > 0, mixed, 0.0)
 
