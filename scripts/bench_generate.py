@@ -4,8 +4,9 @@
 
 PYTHON is an interpreter with torch and transformers; without it only glm-jax is measured. Both get
 the same processors, prompts and float32 weights and run in turn, so that a busy moment of the
-machine meets both. A round times `prompt -> 1 token` (prefill) and `prompt -> all tokens` (end to
-end); decoding is the difference. Greedy; the tokens of both are compared.
+machine meets both. Every token's time is taken in both. Prefill runs until every request has its
+first token; decoding is counted from there until a request has its last one, so while all of them
+decode and nothing else happens. Greedy; the tokens of both are compared.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -39,8 +40,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PROMPT_SOURCE = "argparse.py"
 METRICS = {"prefill": "prefill tok/s", "decode": "decode tok/s", "total": "end-to-end tok/s"}
 
-# (prompts, max_tokens) -> (seconds, tokens of each)
-Generate = Callable[[list[list[int]], int], tuple[float, list[list[int]]]]
+
+class Generated(NamedTuple):
+    """What one side made of the prompts.
+
+    Attributes:
+        tokens: New tokens of each prompt.
+        times: When each of them was there, in seconds since the prompts were handed over.
+    """
+
+    tokens: list[list[int]]
+    times: list[list[float]]
+
+
+# (prompts, max_tokens) -> what came of it
+Generate = Callable[[list[list[int]], int], Generated]
 
 
 def write_float32(source: Path, target: Path) -> None:
@@ -74,12 +88,14 @@ def start_ours(folder: Path, batch: int, length: int) -> Generate:
         max_num_seqs=batch,
     )
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> Generated:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        generated = Generated([[] for _ in prompts], [[] for _ in prompts])
         start = time.perf_counter()
-        outputs = llm.generate(prompts, params)
-        seconds = time.perf_counter() - start
-        return seconds, [list(output.outputs[0].token_ids) for output in outputs]
+        for index, delta in llm.stream(prompts, params):
+            generated.tokens[index] += delta.token_ids
+            generated.times[index] += [time.perf_counter() - start] * len(delta.token_ids)
+        return generated
 
     return generate
 
@@ -109,28 +125,26 @@ def start_theirs(
             raise SystemExit(f"the worker of {python} ended; its message is above")
         return json.loads(line)
 
-    def generate(prompts: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> Generated:
         requests.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
         requests.flush()
         answer = read()
-        return answer["seconds"], answer["tokens"]
+        return Generated(answer["tokens"], [answer["times"]] * len(prompts))
 
     return generate, read()
 
 
-def measure(
-    generate: Generate, prompts: list[list[int]], max_tokens: int
-) -> tuple[dict[str, float], list[list[int]]]:
-    """Return tokens per second of one round, and what was generated."""
-    first, _ = generate(prompts, 1)
-    total, tokens = generate(prompts, max_tokens)
-    batch = len(prompts)
-    rates = {
-        "prefill": batch * len(prompts[0]) / first,
-        "decode": batch * (max_tokens - 1) / (total - first),
-        "total": batch * max_tokens / total,
+def rates_of(prompts: list[list[int]], generated: Generated) -> dict[str, float]:
+    """Return tokens per second of one round, by metric."""
+    times = generated.times
+    all_started = max(one[0] for one in times)
+    first_done = min(one[-1] for one in times)
+    decoded = sum(all_started < moment <= first_done for one in times for moment in one)
+    return {
+        "prefill": sum(map(len, prompts)) / all_started,
+        "decode": decoded / (first_done - all_started),
+        "total": sum(map(len, times)) / max(one[-1] for one in times),
     }
-    return rates, tokens
 
 
 def run_rounds(
@@ -144,8 +158,9 @@ def run_rounds(
     for number in range(rounds):
         order = list(sides) if number % 2 == 0 else list(reversed(sides))
         for name in order:
-            one, tokens[name] = measure(sides[name], prompts, max_tokens)
-            rates[name].append(one)
+            generated = sides[name](prompts, max_tokens)
+            tokens[name] = generated.tokens
+            rates[name].append(rates_of(prompts, generated))
     return {
         "batch": len(prompts),
         "sides": {name: summarise(values) for name, values in rates.items()},

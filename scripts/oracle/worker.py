@@ -4,7 +4,8 @@
 
 Prints a JSON line of versions when the model is loaded. Then reads requests from standard input,
 one JSON object a line, {"prompts": [[id, ...], ...], "max_tokens": n}, all prompts of one length,
-and answers each with {"seconds": s, "tokens": [[id, ...], ...]}: greedy, end-of-text ids ignored.
+and answers each with {"tokens": [[id, ...], ...], "times": [s, ...]}: greedy, end-of-text ids
+ignored; times are seconds since the request when each new token of all prompts was there.
 """
 
 import json
@@ -21,13 +22,26 @@ from scripts.oracle.model import load_dequantised
 DEFAULT = {"attn_implementation": "sdpa"}
 
 
+class Stopwatch(transformers.StoppingCriteria):
+    """Never stops anything: generate() asks after every token, and the moment is noted."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        """Note the time; False for every sequence."""
+        self.times.append(time.perf_counter() - self.start)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
 @torch.no_grad()
 def generate(
     model: transformers.GlmMoeDsaForCausalLM, prompts: list[list[int]], max_tokens: int
-) -> tuple[float, list[list[int]]]:
-    """Return the seconds it took and the new tokens of each prompt."""
+) -> dict[str, list]:
+    """Return the new tokens of each prompt, and when they were there."""
     ids = torch.tensor(prompts)
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     tokens = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -35,8 +49,9 @@ def generate(
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
+        stopping_criteria=transformers.StoppingCriteriaList([stopwatch]),
     )
-    return time.perf_counter() - start, tokens[:, ids.shape[1] :].tolist()
+    return {"tokens": tokens[:, ids.shape[1] :].tolist(), "times": stopwatch.times}
 
 
 def main() -> None:
@@ -48,8 +63,7 @@ def main() -> None:
     print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        seconds, tokens = generate(model, request["prompts"], request["max_tokens"])
-        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+        print(json.dumps(generate(model, **request)), flush=True)
 
 
 if __name__ == "__main__":
