@@ -1,29 +1,46 @@
-"""One decoder layer on all rows of a step; the same function for every storage and loop form."""
+"""One decoder layer on all rows of a step; the same functions for every storage, loop and mode.
+
+A layer is ``before_attention``, attention per segment, ``after_attention``. One program runs them
+in a row (``run_layer``); the pieces of ``pieces.py`` are the same functions, compiled one by one.
+"""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.attention import AttentionRows
 from glm_jax.model.block import Block
 from glm_jax.model.cache import Cache, CacheFormat, read_entries, read_pages, write_plane
 from glm_jax.model.config import GlmConfig
-from glm_jax.model.indexer import Indexer
+from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
 from glm_jax.model.moe import Moe
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
 from glm_jax.model.rows import Rows
-from glm_jax.model.selection import Selection, select
+from glm_jax.model.selection import Keys, Selection, select
 from pallas_kernels.sparse_mla import sparse_mla
+
+
+class Form(NamedTuple):
+    """What is fixed for all steps of an engine.
+
+    Attributes:
+        config: the model.
+        cache_format: how cache rows are stored.
+        decode_path: which path decode rows take through the indexer (``Keys``).
+    """
+
+    config: GlmConfig
+    cache_format: CacheFormat
+    decode_path: str = "groups"
 
 
 class Context(NamedTuple):
     """What all layers of a step share."""
 
-    config: GlmConfig
-    cache_format: CacheFormat
+    form: Form
     rows: Rows
     turn: Rotation
     page_table: Int[Array, "slots W"]
@@ -47,67 +64,135 @@ class Layer(NamedTuple):
     index_plane: int | Int[Array, ""]
 
 
+class Planes(NamedTuple):
+    """The planes of a layer in the two arrays of the cache."""
+
+    latent: int | Int[Array, ""]
+    index: int | Int[Array, ""]
+
+
+class Queries(NamedTuple):
+    """What attention needs of each row."""
+
+    latent: Float[Array, "N H C"]
+    rope: Float[Array, "N H B"]
+
+
 def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
-    """Add attention, then the feed-forward, each on normed rows.
-
-    All rows of the step are written to the cache before any row reads it.
-    """
-    config, rows = context.config, context.rows
-    x, cache, selection = stream
-    h = rms_norm(x, layer.block.input_norm[...], config.rms_norm_eps)
-    attention = layer.block.attention
-    projected = attention.project(h, context.turn, config)
-    encode = context.cache_format.encode
-    cache = cache._replace(
-        latent=write_plane(cache.latent, layer.plane, rows.entries, encode(projected.entry))
+    """Add attention, then the feed-forward, each on normed rows."""
+    form, rows = context.form, context.rows
+    planes = Planes(layer.plane, layer.index_plane)
+    queries, index, cache = before_attention(
+        layer.block, layer.indexer, stream.x, stream.cache, rows.entries, context.turn, planes, form
     )
-    if layer.indexer is not None:
-        index = layer.indexer(h, projected.q_compressed, context.turn, config)
-        keys = write_plane(cache.index_keys, layer.index_plane, rows.entries, encode(index.key))
-        cache = cache._replace(index_keys=keys)
-        selection = select(
-            index,
-            rows,
-            context.page_table,
-            lambda pages: context.cache_format.decode(read_pages(keys, layer.index_plane, pages)),
-            page_size=keys.shape[2],
-            topk=selection.entries.shape[1],
-        )
-    mixed = _attend(projected, selection, cache.latent, layer.plane, context)
-    x = x + attention.combine(mixed).astype(x.dtype)
-    h = rms_norm(x, layer.block.post_norm[...], config.rms_norm_eps)
-    if isinstance(layer.feed_forward, Moe):
-        return Stream(x + layer.feed_forward(h, rows.valid, config), cache, selection)
-    return Stream(x + layer.feed_forward(h), cache, selection)
+    selection = stream.selection
+    if index is not None:
+        keys = keys_of(cache, planes, form, topk=selection.entries.shape[1])
+        selection = select(index, rows, context.page_table, keys)
+    groups, width = rows.group_positions.shape
+    split = stream.x.shape[0] - groups * width
+    segments = [
+        part for part in (slice(0, split), slice(split, None)) if queries.latent[part].size
+    ]
+    mixed = jnp.concatenate(
+        [
+            attend(
+                Queries(*(array[part] for array in queries)),
+                Selection(*(array[part] for array in selection)),
+                cache,
+                planes,
+                form,
+            )
+            for part in segments
+        ]
+    )
+    x = after_attention(
+        layer.block, layer.feed_forward, stream.x, mixed, rows.valid, form.config
+    )
+    return Stream(x, cache, selection)
 
 
-def _attend(
-    projected: AttentionRows,
-    selection: Selection,
-    latent: Array,
-    plane: int | Int[Array, ""],
-    context: Context,
+def before_attention(
+    block: Block,
+    indexer: Indexer | None,
+    x: Float[Array, "N D"],
+    cache: Cache,
+    entries: Int[Array, " N"],
+    turn: Rotation,
+    planes: Planes,
+    form: Form,
+) -> tuple[Queries, IndexRows | None, Cache]:
+    """Project all rows and write their cache entries.
+
+    All rows of the step are in the cache before any row reads it.
+
+    Args:
+        block: norms and attention of the layer.
+        indexer: None in a shared layer.
+        x: the stream.
+        cache: of the rank.
+        entries: where each row is written; past the pool writes nowhere.
+        turn: rotation of each row's position.
+        planes: of the layer.
+        form: the engine's form.
+
+    Returns:
+        The queries, the indexer's projections (None in a shared layer), the cache.
+    """
+    config, encode = form.config, form.cache_format.encode
+    h = rms_norm(x, block.input_norm[...], config.rms_norm_eps)
+    projected: AttentionRows = block.attention.project(h, turn, config)
+    cache = cache._replace(
+        latent=write_plane(cache.latent, planes.latent, entries, encode(projected.entry))
+    )
+    queries = Queries(projected.q_latent, projected.q_rope)
+    if indexer is None:
+        return queries, None, cache
+    index = indexer(h, projected.q_compressed, turn, config)
+    keys = write_plane(cache.index_keys, planes.index, entries, encode(index.key))
+    return queries, index, cache._replace(index_keys=keys)
+
+
+def keys_of(cache: Cache, planes: Planes, form: Form, *, topk: int) -> Keys:
+    """The index keys of a full layer."""
+    keys = cache.index_keys
+
+    def read(pages: Array) -> Array:
+        return form.cache_format.decode(read_pages(keys, planes.index, pages))
+
+    return Keys(read, keys.shape[2], topk, form.decode_path)
+
+
+def attend(
+    queries: Queries, selection: Selection, cache: Cache, planes: Planes, form: Form
 ) -> Float[Array, "N H C"]:
-    """Sparse attention of each segment on its own path."""
-    config = context.config
-    groups, width = context.rows.group_positions.shape
-    split = projected.entry.shape[0] - groups * width
+    """Sparse attention of some rows over their selected entries."""
+    config = form.config
 
     def read(entries: Array) -> Array:
-        return context.cache_format.decode(read_entries(latent, plane, entries))
+        return form.cache_format.decode(read_entries(cache.latent, planes.latent, entries))
 
-    segments = [
-        part for part in (slice(0, split), slice(split, None)) if projected.entry[part].size
-    ]
-    outputs = [
-        sparse_mla(
-            projected.q_latent[part],
-            projected.q_rope[part],
-            selection.entries[part],
-            selection.count[part],
-            read,
-            scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
-        )
-        for part in segments
-    ]
-    return jnp.concatenate(outputs)
+    return sparse_mla(
+        queries.latent,
+        queries.rope,
+        selection.entries,
+        selection.count,
+        read,
+        scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
+    )
+
+
+def after_attention(
+    block: Block,
+    feed_forward: Mlp | Moe,
+    x: Float[Array, "N D"],
+    mixed: Float[Array, "N H C"],
+    valid: Bool[Array, " N"],
+    config: GlmConfig,
+) -> Float[Array, "N D"]:
+    """Add what attention brought, then the feed-forward; pad rows reach no expert."""
+    x = x + block.attention.combine(mixed).astype(x.dtype)
+    h = rms_norm(x, block.post_norm[...], config.rms_norm_eps)
+    if isinstance(feed_forward, Moe):
+        return x + feed_forward(h, valid, config)
+    return x + feed_forward(h)

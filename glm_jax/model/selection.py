@@ -4,11 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from glm_jax.model.indexer import IndexRows
-from glm_jax.model.rows import Rows
+from glm_jax.model.rows import TILE_ROWS, Rows, Tiles
 from pallas_kernels.index_topk import index_topk_decode, index_topk_prefill
+
+# Positions in the request, and how many of them are meant; what both segments return.
+Found = tuple[Int[Array, "*rows K"], Int[Array, "*rows"]]
 
 
 class Selection(NamedTuple):
@@ -18,67 +21,129 @@ class Selection(NamedTuple):
     count: Int[Array, " N"]
 
 
+class Keys(NamedTuple):
+    """The index keys of one layer and how to search them.
+
+    Attributes:
+        read: pages ``[T, b]`` to float32 index keys ``[T, b, page_size, I]``.
+        page_size: entries per page.
+        topk: entries per row.
+        decode_path: "groups", or "extend" to send decode rows through the path of prefill rows.
+    """
+
+    read: Callable[[Array], Array]
+    page_size: int
+    topk: int
+    decode_path: str = "groups"
+
+
 def empty_selection(rows: int, topk: int) -> Selection:
     """Nothing selected; what the layers start from."""
     return Selection(jnp.zeros((rows, topk), jnp.int32), jnp.zeros((rows,), jnp.int32))
 
 
 def select(
-    index: IndexRows,
-    rows: Rows,
-    page_table: Int[Array, "slots W"],
-    read_keys: Callable[[Array], Array],
-    *,
-    page_size: int,
-    topk: int,
+    index: IndexRows, rows: Rows, page_table: Int[Array, "slots W"], keys: Keys
 ) -> Selection:
-    """Score and select for both segments.
+    """Score and select for both segments of a step.
 
     Args:
         index: indexer projections of all rows; their keys are already in the cache.
         rows: the step's rows.
         page_table: pages of each slot.
-        read_keys: pages ``[T, b]`` to float32 index keys ``[T, b, page_size, I]`` of this layer.
-        page_size: entries per page.
-        topk: entries per row.
+        keys: of this layer.
     """
-    tiles = rows.tiles
     groups, width = rows.group_positions.shape
     prefill_rows = rows.tokens.shape[0] - groups * width
-    parts = []
+    parts: list[Found] = []
     if prefill_rows:
-        places = jnp.minimum(tiles.rows, prefill_rows - 1)
-        found, count = index_topk_prefill(
-            index.queries[places],
-            index.weights[places],
-            tiles.positions,
-            tiles.page_table,
-            read_keys,
-            page_size=page_size,
-            topk=topk,
-        )
-        start = empty_selection(prefill_rows, topk)
-        parts.append(
-            (
-                start.entries.at[tiles.rows].set(found, mode="drop"),
-                start.count.at[tiles.rows].set(count, mode="drop"),
-            )
-        )
+        parts.append(select_chunks(index, rows.tiles, prefill_rows, keys))
     if groups:
         decode = slice(prefill_rows, None)
-        found, count = index_topk_decode(
+        found, count = select_groups(
             index.queries[decode].reshape(groups, width, *index.queries.shape[1:]),
             index.weights[decode].reshape(groups, width, -1),
             rows.group_positions,
             rows.group_page_table,
-            read_keys,
-            page_size=page_size,
-            topk=topk,
+            keys,
         )
-        parts.append((found.reshape(groups * width, topk), count.reshape(-1)))
+        parts.append((found.reshape(groups * width, -1), count.reshape(-1)))
     positions = jnp.concatenate([part[0] for part in parts])
     count = jnp.concatenate([part[1] for part in parts])
-    chosen = jnp.arange(topk) < count[:, None]
+    return to_entries((positions, count), page_table, rows.slots, keys.page_size)
+
+
+def select_chunks(index: IndexRows, tiles: Tiles, rows: int, keys: Keys) -> Found:
+    """Select for the rows named by ``tiles``; every other row of the ``rows`` gets count 0.
+
+    A pad place of a tile names a row at or past ``rows`` and is dropped.
+    """
+    places = jnp.minimum(tiles.rows, rows - 1)
+    found, count = index_topk_prefill(
+        index.queries[places],
+        index.weights[places],
+        tiles.positions,
+        tiles.page_table,
+        keys.read,
+        page_size=keys.page_size,
+        topk=keys.topk,
+    )
+    start = empty_selection(rows, keys.topk)
+    return (
+        start.entries.at[tiles.rows].set(found, mode="drop"),
+        start.count.at[tiles.rows].set(count, mode="drop"),
+    )
+
+
+def select_groups(
+    queries: Float[Array, "G Q M I"],
+    weights: Float[Array, "G Q M"],
+    positions: Int[Array, "G Q"],
+    page_table: Int[Array, "G W"],
+    keys: Keys,
+) -> Found:
+    """Select for decode groups.
+
+    With ``decode_path`` "extend" a group is padded to a prefill tile and takes that path: what
+    engines with a single extend kernel do, here to measure the difference.
+    """
+    width = positions.shape[1]
+    if keys.decode_path == "groups":
+        operator = index_topk_decode
+    else:
+        operator = index_topk_prefill
+        spare = (0, max(0, TILE_ROWS - width))
+        queries = jnp.pad(queries, ((0, 0), spare, (0, 0), (0, 0)))
+        weights = jnp.pad(weights, ((0, 0), spare, (0, 0)))
+        positions = jnp.pad(positions, ((0, 0), spare), constant_values=-1)
+    found, count = operator(
+        queries,
+        weights,
+        positions,
+        page_table,
+        keys.read,
+        page_size=keys.page_size,
+        topk=keys.topk,
+    )
+    return found[:, :width], count[:, :width]
+
+
+def to_entries(
+    found: Found,
+    page_table: Int[Array, "slots W"],
+    slots: Int[Array, "*rows"],
+    page_size: int,
+) -> Selection:
+    """Turn positions in requests into entries of the pool.
+
+    Args:
+        found: positions and counts of rows.
+        page_table: pages of each slot.
+        slots: slot of each row.
+        page_size: entries per page.
+    """
+    positions, count = found
+    chosen = jnp.arange(positions.shape[-1]) < count[..., None]
     safe = jnp.where(chosen, positions, 0)
-    page = page_table[rows.slots[:, None], safe // page_size]
+    page = page_table[slots[..., None], safe // page_size]
     return Selection(jnp.where(chosen, page * page_size + safe % page_size, 0), count)

@@ -65,7 +65,7 @@ def run_layers(
     topk: int,
 ) -> tuple[Float[Array, "N D"], Cache]:
     """All decoder layers and the final norm; ``topk`` is the width of the selection."""
-    config = context.config
+    config = context.form.config
     stream = Stream(x, cache, empty_selection(x.shape[0], topk))
     for run in _runs(config, loop):
         if run.repeats == 1:
@@ -108,7 +108,7 @@ def _scan_run(model: Transformer, run: _Run, stream: Stream, context: Context) -
     def body(carry: Stream, turn: Int[Array, ""]) -> tuple[Stream, None]:
         for layer in range(run.first, run.first + run.period):
             carry = run_layer(
-                layer_at(model, context.config, layer, run.period, turn), carry, context
+                layer_at(model, context.form.config, layer, run.period, turn), carry, context
             )
         return carry, None
 

@@ -17,6 +17,7 @@ from glm_jax.model import layer
 from glm_jax.model.cache import CacheFormat, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of
+from glm_jax.model.layer import Form
 from glm_jax.model.parameters import parameter_specs
 from glm_jax.model.selection import select
 from glm_jax.model.slots import empty_slots
@@ -84,7 +85,7 @@ def compile_open(config: GlmConfig, merge: Callable, leaves: list, pages: int) -
     """Compile one prefill cell; weights, tokens and ties are arguments of what is returned."""
     limits = Limits(max_num_seqs=1, pages_per_seq=pages, page_size=PAGE_SIZE)
     cell = Cell(pages * PAGE_SIZE, 0, 1)
-    step = build_step(merge, config, FLOAT32, loop="unrolled")
+    step = build_step(merge, Form(config, FLOAT32), loop="unrolled")
 
     def program(params, cache, slots, inputs, ties):
         with open_layers(ties) as selections:

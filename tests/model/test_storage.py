@@ -9,6 +9,7 @@ from bucketing.pack import Chunk, RankRows, SlotReset, SlotSettings, pack
 from bucketing.step_inputs import Limits, input_shapes
 from glm_jax.engine.runner import Runner
 from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
+from glm_jax.model.layer import Form
 from glm_jax.model.presets import PRESETS
 from glm_jax.model.slots import Slots, slot_shapes
 from glm_jax.model.step import build_step
@@ -92,7 +93,7 @@ def test_per_layer_storage_copies_no_weights(config):
     wide = config.replace(moe_intermediate_size=2048)
     merge, leaves = split_model(abstract_model(wide, dtype="float32", storage="per_layer"))
     cache_format = CacheFormat("float32")
-    step = build_step(merge, wide, cache_format, loop="unrolled")
+    step = build_step(merge, Form(wide, cache_format), loop="unrolled")
     arguments = (
         leaves,
         _with_rank(cache_shapes(wide, cache_format, num_pages=17, page_size=8)),

@@ -1,0 +1,106 @@
+"""Runs a PIECEWISE step: the pieces of a model in order, layer by layer."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bucketing.step_inputs import StepInputs, StepOutputs
+from glm_jax.model.cache import Cache
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.layer import Planes
+from glm_jax.model.members import Member, member_of
+from glm_jax.model.slots import Slots
+from glm_jax.model.transformer import Transformer
+
+
+class _LayerParts(NamedTuple):
+    """The arguments of one layer's pieces."""
+
+    full: bool
+    before: tuple[Member, ...]
+    after: tuple[Member, ...]
+    after_kind: str
+    planes: Planes
+
+
+class PiecewiseStep:
+    """The loop over layers, in Python.
+
+    Attributes:
+        dispatches: Programs that the last step ran.
+    """
+
+    def __init__(self, model: Transformer, config: GlmConfig) -> None:
+        """Take the layers' weights apart once.
+
+        Args:
+            model: the weights on their device.
+            config: its description.
+        """
+        self.dispatches = 0
+        self._embed = model.embed[...]
+        self._ends = model.norm[...], model.head[...]
+        self._layers = [_parts(model, config, layer) for layer in range(config.num_hidden_layers)]
+
+    def __call__(
+        self,
+        program: Callable[[str], Callable[..., Any]],
+        cache: Cache,
+        slots: Slots,
+        inputs: StepInputs,
+    ) -> tuple[Cache, Slots, StepOutputs]:
+        """Run one step.
+
+        Args:
+            program: the compiled piece of a kind, all of one bucket that holds the step's rows.
+            cache: donated.
+            slots: donated.
+            inputs: packed for the widest layout.
+        """
+        chunks = bool(inputs.chunk_start[0, -1])
+        groups = bool(np.any(inputs.group_known))
+        slots, rows, x, selection = program("embed")(self._embed, slots, inputs)
+        self.dispatches = 2
+        segments = ("chunks",) * chunks + ("groups",) * groups
+        for layer in self._layers:
+            kind = "full" if layer.full else "shared"
+            before = program(f"before_{kind}")
+            if layer.full:
+                queries, index, mixed, cache = before(*layer.before, x, cache, rows, layer.planes)
+            else:
+                queries, mixed, cache = before(*layer.before, x, cache, rows, layer.planes)
+            for segment in segments:
+                attend = program(f"{segment}_{kind}")
+                if layer.full:
+                    selection, mixed = attend(
+                        queries, index, cache, rows, selection, mixed, layer.planes
+                    )
+                else:
+                    mixed = attend(queries, cache, rows, mixed, selection, layer.planes)
+            x = program(layer.after_kind)(*layer.after, x, mixed, rows)
+            self.dispatches += 2 + len(segments)
+        slots, outputs = program("head")(*self._ends, x, slots, inputs)
+        return cache, slots, outputs
+
+
+def _parts(model: Transformer, config: GlmConfig, layer: int) -> _LayerParts:
+    before = range(layer)
+    full, sparse = config.has_indexer(layer), config.is_sparse(layer)
+    index_plane = sum(map(config.has_indexer, before))
+    sparse_before = sum(map(config.is_sparse, before))
+    block = member_of(model, "blocks", layer)
+    if sparse:
+        feed_forward = member_of(model, "moes", sparse_before)
+    else:
+        feed_forward = member_of(model, "mlps", layer - sparse_before)
+    # On the device once: a scalar sent at every dispatch costs as much as the dispatch.
+    planes = jax.device_put(Planes(np.int32(layer), np.int32(index_plane)))
+    return _LayerParts(
+        full=full,
+        before=(block, member_of(model, "indexers", index_plane)) if full else (block,),
+        after=(block, feed_forward),
+        after_kind="after_moe" if sparse else "after_dense",
+        planes=planes,
+    )

@@ -1,0 +1,84 @@
+"""Shapes of the arguments of every piece, so that it can be compiled without weights or data."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketing.step_inputs import StepInputs
+from glm_jax.model.cache import Cache
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.layer import Planes
+from glm_jax.model.members import member_of
+from glm_jax.model.pieces import Pieces
+from glm_jax.model.slots import Slots
+from glm_jax.model.transformer import Transformer
+
+
+def kinds_of(config: GlmConfig) -> tuple[str, ...]:
+    """The kinds of pieces that a model has layers for."""
+    layers = range(config.num_hidden_layers)
+    kinds = ["embed"]
+    for selection, wanted in (("full", True), ("shared", False)):
+        if any(config.has_indexer(layer) is wanted for layer in layers):
+            kinds += [f"{part}_{selection}" for part in ("before", "chunks", "groups")]
+    if not all(map(config.is_sparse, layers)):
+        kinds.append("after_dense")
+    if any(map(config.is_sparse, layers)):
+        kinds.append("after_moe")
+    return (*kinds, "head")
+
+
+def piece_arguments(
+    pieces: Pieces,
+    model: Transformer,
+    cache: Cache,
+    slots: Slots,
+    inputs: StepInputs,
+    size: int,
+) -> Mapping[str, tuple[Any, ...]]:
+    """The arguments of each kind of piece for ``size`` compact rows, as shapes.
+
+    Args:
+        pieces: the pieces.
+        model: its modules, with arrays or shapes.
+        cache: shapes of the cache, rank axis included.
+        slots: shapes of the slots, rank axis included.
+        inputs: shapes of the inputs of the widest layout.
+        size: compact rows.
+    """
+    embed = model.embed[...], slots, inputs
+    embedded = jax.eval_shape(partial(pieces.embed, size=size), *embed)
+    slots, rows, x, selection = embedded
+    plane = jax.ShapeDtypeStruct((), np.int32)
+    planes = Planes(plane, plane)
+    first = {
+        group: _shapes(member_of(model, group, 0))
+        for group in ("blocks", "indexers", "mlps", "moes")
+        if getattr(model, group)
+    }
+    block = first["blocks"]
+    arguments: dict[str, tuple[Any, ...]] = {"embed": embed}
+    before = block, x, cache, rows, planes
+    queries, mixed, _ = jax.eval_shape(pieces.before_shared, *before)
+    arguments["before_shared"] = before
+    arguments["chunks_shared"] = queries, cache, rows, mixed, selection, planes
+    arguments["groups_shared"] = arguments["chunks_shared"]
+    if "indexers" in first:
+        before = block, first["indexers"], x, cache, rows, planes
+        queries, index, mixed, _ = jax.eval_shape(pieces.before_full, *before)
+        arguments["before_full"] = before
+        arguments["chunks_full"] = queries, index, cache, rows, selection, mixed, planes
+        arguments["groups_full"] = arguments["chunks_full"]
+    if "mlps" in first:
+        arguments["after_dense"] = block, first["mlps"], x, mixed, rows
+    if "moes" in first:
+        arguments["after_moe"] = block, first["moes"], x, mixed, rows
+    arguments["head"] = model.norm[...], model.head[...], x, slots, inputs
+    return arguments
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tree)

@@ -1,0 +1,312 @@
+"""The ten kinds of pieces that a PIECEWISE step is made of.
+
+A piece is a part of a step compiled for a number of compact rows: a one-dimensional bucket, where a
+whole step needs a cell of the grid. Layers share pieces (weights and planes are arguments), so ten
+small programs run any step that fits their rows. They are the same functions that a whole step
+runs. The cache is donated to the pieces that write it and only read by attention.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bucketing.step_inputs import StepInputs, StepOutputs
+from glm_jax.model.cache import Cache
+from glm_jax.model.compact_rows import CompactRows, compact_rows, places_of
+from glm_jax.model.draw import draw_tokens
+from glm_jax.model.indexer import IndexRows
+from glm_jax.model.layer import (
+    Form,
+    Planes,
+    Queries,
+    after_attention,
+    attend,
+    before_attention,
+    keys_of,
+)
+from glm_jax.model.members import Member, merger_of
+from glm_jax.model.norm import rms_norm
+from glm_jax.model.rows import Rows, build_rows
+from glm_jax.model.selection import (
+    Selection,
+    empty_selection,
+    select_chunks,
+    select_groups,
+    to_entries,
+)
+from glm_jax.model.slots import Slots, update_slots
+from glm_jax.model.step import selection_width
+from glm_jax.model.transformer import Transformer
+
+Mixed = Float[Array, "n H C"]
+
+KINDS = (
+    "embed",
+    "before_full",
+    "before_shared",
+    "chunks_full",
+    "chunks_shared",
+    "groups_full",
+    "groups_shared",
+    "after_dense",
+    "after_moe",
+    "head",
+)
+
+
+class Function(NamedTuple):
+    """A piece before it is compiled: the function and the arguments that are donated to it."""
+
+    call: Callable[..., Any]
+    donated: tuple[int, ...]
+
+
+class Pieces:
+    """The pieces of one model.
+
+    Every array of slots, inputs and cache keeps its leading rank axis (size 1) between pieces.
+    """
+
+    def __init__(self, model: Transformer, form: Form, page_size: int) -> None:
+        """Prepare; nothing is traced.
+
+        Args:
+            model: the modules, with arrays or with shapes.
+            form: the model's config and how it is run.
+            page_size: entries per page.
+        """
+        self._form = form
+        self._page_size = page_size
+        groups = ("blocks", "indexers", "mlps", "moes")
+        self._merge = {name: merger_of(model, name) for name in groups if getattr(model, name)}
+
+    def functions(self) -> Mapping[str, Function]:
+        """Every kind of piece and what it donates, by name."""
+        return {
+            "embed": Function(self.embed, (1,)),
+            "before_full": Function(self.before_full, (3,)),
+            "before_shared": Function(self.before_shared, (2,)),
+            "chunks_full": Function(self.chunks_full, (4, 5)),
+            "chunks_shared": Function(self.chunks_shared, (3,)),
+            "groups_full": Function(self.groups_full, (4, 5)),
+            "groups_shared": Function(self.groups_shared, (3,)),
+            "after_dense": Function(self.after_dense, (2,)),
+            "after_moe": Function(self.after_moe, (2,)),
+            "head": Function(self.head, (3,)),
+        }
+
+    def embed(
+        self, embed: Float[Array, "V D"], slots: Slots, inputs: StepInputs, size: int
+    ) -> tuple[Slots, CompactRows, Float[Array, "n D"], Selection]:
+        """Apply resets and page updates, lay out the rows, look up their tokens.
+
+        ``size`` is the number of compact rows, static.
+        """
+        one, inputs = _first(slots), _first(inputs)
+        one = update_slots(one, inputs)
+        config = self._form.config
+        rows, tokens = compact_rows(
+            self._rows(one, inputs),
+            one,
+            inputs.group_slot,
+            size,
+            rope=(config.qk_rope_head_dim, config.rope_theta),
+        )
+        selection = empty_selection(size, selection_width(self._form, one, self._page_size))
+        return _with_rank(one), rows, embed[tokens], selection
+
+    def before_full(
+        self,
+        block: Member,
+        indexer: Member,
+        x: Float[Array, "n D"],
+        cache: Cache,
+        rows: CompactRows,
+        planes: Planes,
+    ) -> tuple[Queries, IndexRows, Mixed, Cache]:
+        """Project and write the rows of a full layer."""
+        queries, index, cache = before_attention(
+            self._merge["blocks"](block),
+            self._merge["indexers"](indexer),
+            x,
+            _first(cache),
+            rows.entries,
+            rows.turn,
+            planes,
+            self._form,
+        )
+        assert index is not None
+        return queries, index, jnp.zeros_like(queries.latent), _with_rank(cache)
+
+    def before_shared(
+        self,
+        block: Member,
+        x: Float[Array, "n D"],
+        cache: Cache,
+        rows: CompactRows,
+        planes: Planes,
+    ) -> tuple[Queries, Mixed, Cache]:
+        """Project and write the rows of a shared layer."""
+        queries, _, cache = before_attention(
+            self._merge["blocks"](block),
+            None,
+            x,
+            _first(cache),
+            rows.entries,
+            rows.turn,
+            planes,
+            self._form,
+        )
+        return queries, jnp.zeros_like(queries.latent), _with_rank(cache)
+
+    def chunks_full(
+        self,
+        queries: Queries,
+        index: IndexRows,
+        cache: Cache,
+        rows: CompactRows,
+        selection: Selection,
+        mixed: Mixed,
+        planes: Planes,
+    ) -> tuple[Selection, Mixed]:
+        """Select and attend for the prefill rows."""
+        keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
+        size = rows.valid.shape[0]
+        found = select_chunks(index, rows.tiles, size, keys)
+        own = to_entries(found, rows.page_table, rows.slots, self._page_size)
+        at = rows.chunk_rows
+        selection = _put(selection, at, _take(own, at))
+        return selection, self.chunks_shared(queries, cache, rows, mixed, selection, planes)
+
+    def chunks_shared(
+        self,
+        queries: Queries,
+        cache: Cache,
+        rows: CompactRows,
+        mixed: Mixed,
+        selection: Selection,
+        planes: Planes,
+    ) -> Mixed:
+        """Attend for the prefill rows with the selection there is."""
+        return self._attend(rows.chunk_rows, queries, cache, mixed, selection, planes)
+
+    def groups_full(
+        self,
+        queries: Queries,
+        index: IndexRows,
+        cache: Cache,
+        rows: CompactRows,
+        selection: Selection,
+        mixed: Mixed,
+        planes: Planes,
+    ) -> tuple[Selection, Mixed]:
+        """Select and attend for the decode rows."""
+        keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
+        chosen = _take(index, rows.group_rows)
+        page_table = rows.page_table[rows.group_slots]
+        found = select_groups(
+            chosen.queries, chosen.weights, rows.group_positions, page_table, keys
+        )
+        slots = jnp.broadcast_to(rows.group_slots[:, None], rows.group_rows.shape)
+        own = to_entries(found, rows.page_table, slots, self._page_size)
+        selection = _put(selection, rows.group_rows, own)
+        return selection, self.groups_shared(queries, cache, rows, mixed, selection, planes)
+
+    def groups_shared(
+        self,
+        queries: Queries,
+        cache: Cache,
+        rows: CompactRows,
+        mixed: Mixed,
+        selection: Selection,
+        planes: Planes,
+    ) -> Mixed:
+        """Attend for the decode rows with the selection there is."""
+        at = rows.group_rows.reshape(-1)
+        return self._attend(at, queries, cache, mixed, selection, planes)
+
+    def after_dense(
+        self,
+        block: Member,
+        mlp: Member,
+        x: Float[Array, "n D"],
+        mixed: Mixed,
+        rows: CompactRows,
+    ) -> Float[Array, "n D"]:
+        """Add attention and the dense feed-forward."""
+        feed_forward = self._merge["mlps"](mlp)
+        block = self._merge["blocks"](block)
+        return after_attention(block, feed_forward, x, mixed, rows.valid, self._form.config)
+
+    def after_moe(
+        self,
+        block: Member,
+        moe: Member,
+        x: Float[Array, "n D"],
+        mixed: Mixed,
+        rows: CompactRows,
+    ) -> Float[Array, "n D"]:
+        """Add attention and the experts."""
+        feed_forward = self._merge["moes"](moe)
+        block = self._merge["blocks"](block)
+        return after_attention(block, feed_forward, x, mixed, rows.valid, self._form.config)
+
+    def head(
+        self,
+        norm: Float[Array, " D"],
+        head: Float[Array, "V D"],
+        x: Float[Array, "n D"],
+        slots: Slots,
+        inputs: StepInputs,
+    ) -> tuple[Slots, StepOutputs]:
+        """Norm, draw, advance the slots; hidden rows go back to the layout of the inputs."""
+        one, inputs = _first(slots), _first(inputs)
+        hidden = rms_norm(x, norm, self._form.config.rms_norm_eps)
+        rows = self._rows(one, inputs)
+        place = places_of(rows.valid, x.shape[0])
+        one, *drawn = draw_tokens(head, hidden, one, rows, inputs, place)
+        safe = jnp.minimum(place, x.shape[0] - 1)
+        laid_out = jnp.where(rows.valid[:, None], hidden[safe], 0.0)
+        return _with_rank((one, StepOutputs(*drawn, laid_out)))
+
+    def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
+        """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""
+        return build_rows(slots, inputs, page_size=self._page_size, pool_entries=0)
+
+    def _attend(
+        self,
+        at: Int[Array, " m"],
+        queries: Queries,
+        cache: Cache,
+        mixed: Mixed,
+        selection: Selection,
+        planes: Planes,
+    ) -> Mixed:
+        """Gather the rows ``at``, attend, scatter back; a row past the end is a pad."""
+        chosen = _take(selection, at)
+        real = at < mixed.shape[0]
+        chosen = chosen._replace(count=jnp.where(real, chosen.count, 0))
+        out = attend(_take(queries, at), chosen, _first(cache), planes, self._form)
+        return mixed.at[at].set(out, mode="drop")
+
+
+def _first(tree: Any) -> Any:
+    """The one rank's part."""
+    return jax.tree.map(lambda array: array[0], tree)
+
+
+def _with_rank(tree: Any) -> Any:
+    return jax.tree.map(lambda array: array[None], tree)
+
+
+def _take(tree: Any, at: Array) -> Any:
+    """Gather rows; an index past the end reads the last row."""
+    return jax.tree.map(lambda array: array[jnp.minimum(at, array.shape[0] - 1)], tree)
+
+
+def _put(selection: Selection, at: Array, rows: Selection) -> Selection:
+    """Scatter rows; an index past the end is dropped."""
+    return Selection(*(old.at[at].set(new, mode="drop") for old, new in zip(selection, rows, strict=True)))
