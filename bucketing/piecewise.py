@@ -5,7 +5,7 @@ few programs serve every step, at the price of a dispatch per piece: how an engi
 cells are compiled, and how it serves a step that has no cell.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from bucketing.axis import Axis
@@ -17,6 +17,10 @@ class Piece(NamedTuple):
     kind: str
     rows: int
 
+    def __str__(self) -> str:
+        """Short, for progress and messages."""
+        return f"{self.kind} of {self.rows} rows"
+
 
 class PieceBuckets:
     """The buckets of the row axis, and which of them can be used already.
@@ -26,7 +30,7 @@ class PieceBuckets:
         axis: Sizes of the row axis; the largest holds any step.
     """
 
-    def __init__(self, kinds: Iterable[str], axis: Axis, ready: Container[Piece]) -> None:
+    def __init__(self, kinds: Iterable[str], axis: Axis, ready: Container[object]) -> None:
         """Look on at a table of programs.
 
         Args:
@@ -53,6 +57,11 @@ class PieceBuckets:
         """The other pieces, bucket by bucket from the smallest, which saves most."""
         return tuple(piece for rows in self.axis.edges[1:-1] for piece in self.pieces(rows))
 
+    @property
+    def largest(self) -> int:
+        """The most rows that can be served now; 0 while no bucket has all its pieces."""
+        return max(filter(self._is_usable, self.axis.edges[1:]), default=0)
+
     def bucket_for(self, rows: int) -> int | None:
         """The smallest bucket that holds ``rows`` and has all its pieces; None if none has."""
         for size in self.axis.edges[1:]:
@@ -67,8 +76,3 @@ class PieceBuckets:
                 return False
             self._usable.add(size)
         return True
-
-
-def piece_axis(largest: int, sizes: Sequence[int] = (8, 32, 128, 512, 2048)) -> Axis:
-    """The row axis: a coarse ladder up to the most rows that a step can have."""
-    return Axis.cut("rows", sizes, largest)

@@ -1,6 +1,5 @@
 """Offline API: load a model, generate for many prompts at once, stream, read logits."""
 
-import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,13 +10,16 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from glm_jax.compilation_cache import enable_compilation_cache
+from bucketing.programs import ProgramTable
+from glm_jax.compilation_cache import compile_service
+from glm_jax.device_memory import check_pool, engine_budget, fit_pool
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.engine.runner import Runner
-from glm_jax.model.cache import CacheFormat, entry_bytes
-from glm_jax.model.config import GlmConfig
+from glm_jax.engine.warm_order import warm_order
+from glm_jax.engine_options import resolve_options
 from glm_jax.model_files import find_model, load_model
 from glm_jax.progress import compiling_bar, loading_bar
 from glm_jax.sampling.params import SamplingParams, check_names
@@ -27,8 +29,6 @@ Prompt = str | Sequence[int]
 
 # Options of ``LLM``: those of the engine that make sense offline.
 OPTIONS = frozenset(EngineConfig.__dataclass_fields__)
-# The page pool's default size; enough for 45K tokens of the embedded model.
-DEFAULT_POOL_BYTES = 1 << 30
 
 
 class LLM:
@@ -55,10 +55,12 @@ class LLM:
         """
         check_names("engine option", options, OPTIONS)
         found = find_model(model)
-        enable_compilation_cache()
         device = jax.devices()[0]
-        self.config = _engine_config(found.config, options, device.platform)
-        self.model_config = _with_eps(found.config, self.config)
+        self.model_config, config = resolve_options(found.config, options, device.platform)
+        budget = engine_budget(device, config.gpu_memory_utilization)
+        if config.num_pages is None:
+            config = fit_pool(self.model_config, config, device, budget)
+        self.config = config
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init and found.folder is not None:
             self.tokenizer = Tokenizer.from_path(found.folder)
@@ -71,17 +73,16 @@ class LLM:
                 device=device,
                 progress=progress,
             )
-        grid = self.config.grid()
-        self.runner = Runner(
-            transformer,
-            self.model_config,
-            self.config.limits(),
-            num_pages=self.config.pool_pages,
-            cache_dtype=self.config.dtype,
-            layer_loop=self.config.layer_loop,
-        )
-        with compiling_bar(len(grid.cells())) as progress_compile:
-            self.runner.compile(grid, progress_compile)
+        lowering = Lowering(self.model_config, self.config)
+        programs = ProgramTable()
+        self.compiler = compile_service(lowering, programs)
+        order = warm_order(self.model_config, self.config)
+        with compiling_bar(len(order.now)) as progress_compile:
+            self.compiler.warm(order.now, progress_compile)
+        # Before the pool is allocated: an error is better than a killed process.
+        check_pool(lowering, programs.reports, budget)
+        self.runner = Runner(transformer, lowering, programs)
+        self.compiler.start(order.later)
         self.engine = Engine(
             self.config,
             self.runner,
@@ -221,40 +222,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if listed and all(isinstance(token, int | np.integer) for token in listed):
         return [listed]
     return listed
-
-
-def _engine_config(model: GlmConfig, options: dict[str, Any], platform: str) -> EngineConfig:
-    """Fill in what depends on the model and the platform."""
-    chosen = dict(options)
-    limit = model.max_position_embeddings
-    chosen.setdefault("max_model_len", limit)
-    if chosen["max_model_len"] > limit:
-        raise ValueError(
-            f"max_model_len is {chosen['max_model_len']}, but the model's positions end at "
-            f"{limit} (max_position_embeddings). Lower max_model_len."
-        )
-    if chosen.get("dtype", "auto") == "auto":
-        chosen["dtype"] = "float32" if platform == "cpu" else "bfloat16"
-    if chosen.get("layer_storage", "auto") == "auto":
-        # GPU: few leaves, static slices cost no copy. CPU: slices of a stack are copied.
-        scanned = chosen.get("layer_loop") == "scan"
-        chosen["layer_storage"] = "per_layer" if platform == "cpu" and not scanned else "stacked"
-    if chosen.get("layer_loop", "auto") == "auto":
-        chosen["layer_loop"] = "unrolled"
-    if (chosen["layer_storage"], chosen["layer_loop"]) == ("per_layer", "scan"):
-        raise ValueError(
-            "layer_loop 'scan' needs layer_storage 'stacked', got 'per_layer'. Change either."
-        )
-    config = EngineConfig(**chosen)
-    if config.num_pages is not None:
-        return config
-    token_bytes = entry_bytes(model, CacheFormat(config.dtype))
-    affordable = DEFAULT_POOL_BYTES // (token_bytes * config.page_size)
-    pages = min(config.pool_pages, max(affordable, config.pages_per_seq + 1))
-    return dataclasses.replace(config, num_pages=pages)
-
-
-def _with_eps(model: GlmConfig, config: EngineConfig) -> GlmConfig:
-    if config.latent_norm_eps is None:
-        return model
-    return model.replace(latent_norm_eps=config.latent_norm_eps)

@@ -17,7 +17,7 @@ import numpy as np
 
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import LLM, SamplingParams
-from glm_jax.engine import runner
+from glm_jax.engine import lowering
 from glm_jax.engine.outputs import HostPhases, StepRecord
 from glm_jax.model.cache import Cache
 from glm_jax.model.slots import Slots
@@ -92,7 +92,9 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="checkpoint folder; default: embedded")
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     arguments = parser.parse_args()
-    with mock.patch.object(runner, "build_step", build_noop):
+    # The no-op must not be kept as the model's programs, nor they be taken for it.
+    jax.config.update("jax_enable_compilation_cache", False)
+    with mock.patch.object(lowering, "build_step", build_noop):
         llm = LLM(
             arguments.model,
             max_num_seqs=arguments.groups,

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from bucketing.axis import Axis
 from bucketing.grid import Cell, Grid
 from glm_jax import LLM, SamplingParams
+from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.outputs import StepRecord
+from glm_jax.engine.runner import Runner
+from glm_jax.model.config import GlmConfig
 from scripts.decision_margins import TOLERANCE, decisions
 
 MODEL = Path(__file__).resolve().parents[1] / "tests" / "golden" / "tiny"
@@ -65,6 +68,25 @@ class LimitedGrid(Grid):
         return super().cell_for(prefill_rows, chunks, groups, max(width, self.least_width))
 
 
+class Target(Protocol):
+    """What schedules run on: an LLM, or the runner of another execution mode."""
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's options."""
+        ...
+
+    @property
+    def model_config(self) -> GlmConfig:
+        """The model."""
+        ...
+
+    @property
+    def runner(self) -> Runner:
+        """Runs the steps."""
+        ...
+
+
 class Asked(NamedTuple):
     """What a user asks for."""
 
@@ -99,7 +121,7 @@ class Lived(NamedTuple):
     preemptions: int
 
 
-def draw_asked(rng: Random, llm: LLM) -> Asked:
+def draw_asked(rng: Random, llm: Target) -> Asked:
     """A request around what may go wrong: page ends, index_topk, the decode widths."""
     page, topk = llm.config.page_size, llm.model_config.index_topk
     near = rng.choice([*llm.config.decode_widths, page, 2 * page, topk])
@@ -122,7 +144,7 @@ def draw_asked(rng: Random, llm: LLM) -> Asked:
     return Asked(rng.choices(range(vocab), k=length), params)
 
 
-def draw_schedule(rng: Random, llm: LLM, block: Sequence[Asked]) -> Schedule:
+def draw_schedule(rng: Random, llm: Target, block: Sequence[Asked]) -> Schedule:
     """Limits that force chunks and preemptions, and random arrivals."""
     page = llm.config.page_size
     arrivals = [
@@ -153,7 +175,7 @@ def draw_schedule(rng: Random, llm: LLM, block: Sequence[Asked]) -> Schedule:
     return Schedule(options, budget, slots, rng.choice([1, 1, 1, 4]), arrivals)
 
 
-def limited_grid(llm: LLM, schedule: Schedule) -> LimitedGrid:
+def limited_grid(llm: Target, schedule: Schedule) -> LimitedGrid:
     """The compiled grid under a schedule's limits."""
     grid = llm.config.grid()
     return LimitedGrid(
@@ -164,7 +186,7 @@ def limited_grid(llm: LLM, schedule: Schedule) -> LimitedGrid:
     )
 
 
-def make_engine(llm: LLM, schedule: Schedule) -> Engine:
+def make_engine(llm: Target, schedule: Schedule) -> Engine:
     """An engine of its own on the runner of ``llm``, whose device state starts empty."""
     llm.runner.reset()
     return Engine(
@@ -175,7 +197,7 @@ def make_engine(llm: LLM, schedule: Schedule) -> Engine:
     )
 
 
-def run_schedule(llm: LLM, block: Sequence[Asked], schedule: Schedule) -> Lived:
+def run_schedule(llm: Target, block: Sequence[Asked], schedule: Schedule) -> Lived:
     """Run a schedule to its end."""
     engine = make_engine(llm, schedule)
     arrivals = schedule.arrivals
@@ -206,7 +228,7 @@ def run_schedule(llm: LLM, block: Sequence[Asked], schedule: Schedule) -> Lived:
     )
 
 
-def tokens_alone(llm: LLM, asked: Asked) -> list[int]:
+def tokens_alone(llm: Target, asked: Asked) -> list[int]:
     """The tokens of a request that nothing shares the engine with, chunks as large as possible."""
     whole = Schedule({}, llm.config.max_num_batched_tokens, 1, 1, [Arrival(0, 0, None)])
     return run_schedule(llm, [asked], whole).tokens[0]

@@ -7,6 +7,8 @@ COUNT_FILE, so that programs compiled in children of the test suite are counted 
 
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -25,6 +27,15 @@ class CompileCounter:
         self.requested = 0
         self.cache_hits = 0
         self.children = 0
+        self.operators = 0
+
+    @contextmanager
+    def single_operators(self) -> Iterator[None]:
+        """Count what is compiled inside as single operators of EAGER steps, not as programs."""
+        before = self.requested, self.cache_hits
+        yield
+        self.operators += self.requested - before[0] - (self.cache_hits - before[1])
+        self.requested, self.cache_hits = before
 
     @property
     def compiled(self) -> int:

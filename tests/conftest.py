@@ -55,7 +55,8 @@ def pytest_terminal_summary(
     counter = config.stash[_COUNTER]
     terminalreporter.write_line(
         f"XLA programs compiled: {counter.compiled} of at most {COMPILE_BUDGET} "
-        f"({counter.children} of them in child processes)"
+        f"({counter.children} of them in child processes), "
+        f"and {counter.operators} single operators of EAGER steps"
     )
 
 

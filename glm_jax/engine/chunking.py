@@ -4,10 +4,11 @@ Pass 2 serves running prefills in the order they were admitted, pass 3 admits wa
 the order they came. Nothing is changed here: the scheduler applies the pieces.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from bucketing.grid import Grid
+from bucketing.step_time import StepTime
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.request import Request
@@ -25,33 +26,88 @@ class Piece(NamedTuple):
         return self.request.computed + self.rows == self.request.prefill_end
 
 
-def choose_pieces(
-    config: EngineConfig,
-    grid: Grid,
-    pool: PagePool,
-    running: Sequence[Request],
-    waiting: Sequence[Request],
-) -> list[Piece]:
-    """Return the prefill rows of a step, oldest request first; the first always gets some.
+class Decodes(NamedTuple):
+    """What decodes in a step, whatever its prefill rows.
 
-    The total is cut to fit a bucket (`Grid.fit_prefill`), and to as many requests as that bucket
-    has chunks for, so that many short prompts do not open a larger bucket. A chunk may end inside
-    a page: cutting it at a page boundary would leave pads in the bucket.
+    Attributes:
+        requests: Who.
+        width: Rows of the longest group; 1 without groups.
+        pairs: Scored pairs of all of them.
+    """
 
-    Args:
+    requests: Sequence[Request] = ()
+    width: int = 1
+    pairs: int = 0
+
+
+class Rules(NamedTuple):
+    """What bounds the prefill rows of every step.
+
+    Attributes:
         config: The engine's options.
         grid: Gives the budget and the cut.
         pool: The pages left after the decodes took theirs.
+        step_time: Predicts what a cut costs.
+    """
+
+    config: EngineConfig
+    grid: Grid
+    pool: PagePool
+    step_time: StepTime
+
+
+class Choice(NamedTuple):
+    """The prefill rows of a step, and the ids of prompts that could have ended in it but wait."""
+
+    pieces: list[Piece]
+    held: frozenset[str]
+
+
+def scored_pairs(computed: int, rows: int) -> int:
+    """Return the (row, key) pairs of rows after `computed` tokens: each scores itself and before.
+
+    Example:
+        Two rows after 5 tokens score 6 + 7 pairs.
+    """
+    return rows * computed + rows * (rows + 1) // 2
+
+
+def choose_pieces(
+    rules: Rules,
+    decodes: Decodes,
+    running: Sequence[Request],
+    waiting: Sequence[Request],
+    held: Container[str] = (),
+) -> Choice:
+    """Return the prefill rows of a step, oldest request first; the first always gets some.
+
+    The total is cut to the predicted time of a step, to fit a bucket (`Grid.fit_prefill`), and to
+    as many requests as that bucket has chunks for, so that many short prompts do not open a larger
+    bucket. A chunk may end inside a page: cutting it at a page boundary would leave pads in the
+    bucket.
+
+    Args:
+        rules: What bounds the rows.
+        decodes: What decodes in the same step.
         running: Running requests, oldest first.
         waiting: Requests that may be admitted, first come first; empty to admit none.
+        held: Ids of prompts whose end waited in the last step; it does not wait again.
     """
+    config, grid, pool, _ = rules
     prefilling = [request for request in running if not request.decoding]
+    if not prefilling and not waiting:
+        return Choice([], frozenset())
     cap = _rows_per_request(config, grid, prefilling, running, waiting)
     wanted = _want_running(grid, pool, prefilling, cap)
     if waiting:
         wanted += _want_waiting(config, grid, pool, running, waiting, cap, wanted)
     partial_left = config.max_num_partial_prefills - len(prefilling)
-    return _fit(grid, wanted, partial_left)
+    left = _cut(rules, decodes, wanted, held)
+    chunks = grid.chunks(grid.prefill.ceiling(left))
+    pieces = _take(wanted[:chunks], left, partial_left)
+    served = {piece.request.request_id for piece in pieces if piece.final}
+    ends = (piece.request.request_id for piece in wanted if piece.final)
+    return Choice(pieces, frozenset(name for name in ends if name not in served))
 
 
 def _rows_per_request(
@@ -139,12 +195,55 @@ def reserved_pages(pool: PagePool, running: Iterable[Request]) -> int:
     )
 
 
-def _fit(grid: Grid, wanted: Sequence[Piece], partial_left: int) -> list[Piece]:
-    """Cut the wanted rows to a bucket, to its chunks, and to the allowed partial prefills."""
-    left = grid.fit_prefill(sum(piece.rows for piece in wanted))
-    chunks = grid.chunks(grid.prefill.ceiling(left))
+def _cut(rules: Rules, decodes: Decodes, wanted: Sequence[Piece], held: Container[str]) -> int:
+    """Return how many of the wanted rows to compute in this step."""
+    total = at_least = 0
+    for piece in wanted:
+        total += piece.rows
+        if piece.final and piece.request.request_id in held:
+            at_least = total
+    if rules.config.max_step_ms is not None:
+        total = _rows_in_time(rules, decodes, wanted, total, rules.config.max_step_ms / 1e3)
+    groups = len(decodes.requests)
+    return rules.grid.fit_prefill(
+        total, rules.step_time, groups=groups, width=decodes.width, at_least=at_least
+    )
+
+
+def _rows_in_time(
+    rules: Rules, decodes: Decodes, wanted: Sequence[Piece], total: int, seconds: float
+) -> int:
+    """Return how many rows a step of at most `seconds` computes, at least the smallest bucket.
+
+    A row scores every key before it, so the count shrinks as the prefix of a long prompt grows. The
+    floor keeps a prefill from starving behind decodes that take all the time themselves.
+    """
+    grid, groups = rules.grid, len(decodes.requests)
+    floor = min(total, grid.prefill.smallest)
+    for rows in (total, *reversed(grid.prefill.edges)):
+        if not floor < rows <= total:
+            continue
+        cell = grid.cell_for(rows, 1, groups, decodes.width)
+        pairs = decodes.pairs + _pairs_of(wanted, rows)
+        if rules.step_time.predict(cell, pairs) <= seconds:
+            return rows
+    return floor
+
+
+def _pairs_of(wanted: Iterable[Piece], rows: int) -> int:
+    """Return the scored pairs of the first `rows` wanted rows."""
+    pairs = 0
+    for request, count in wanted:
+        taken = min(count, rows)
+        pairs += scored_pairs(request.computed, taken)
+        rows -= taken
+    return pairs
+
+
+def _take(wanted: Iterable[Piece], left: int, partial_left: int) -> list[Piece]:
+    """Return the first `left` wanted rows, as far as partial prefills are allowed."""
     pieces: list[Piece] = []
-    for request, rows in wanted[:chunks]:
+    for request, rows in wanted:
         if left == 0:
             break
         piece = Piece(request, min(rows, left))

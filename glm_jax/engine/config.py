@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from bucketing.axis import Axis
+from bucketing.cell import Cell
 from bucketing.grid import Grid
 from bucketing.step_inputs import Limits
 from glm_jax.sampling.params import check_names
@@ -15,6 +16,9 @@ _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16"),
     "layer_storage": ("auto", "stacked", "per_layer"),
     "layer_loop": ("auto", "unrolled", "scan"),
+    "execution_mode": ("auto", "full", "piecewise", "eager"),
+    "decode_path": ("groups", "extend"),
+    "grid_warm": ("none", "hot", "all"),
 }
 _SMALLEST = {
     "max_model_len": 2,
@@ -42,6 +46,11 @@ class EngineConfig:
         prefill_buckets: Sizes of the prefill segment, cut at max_num_batched_tokens.
         group_buckets: Sizes of the decode segment in groups, cut at max_num_seqs.
         decode_widths: Rows per decode group.
+        grid_cells: The compiled cells, (P, G, Q) each, where they are not all combinations of the
+            buckets and widths; then the bucket lists do not count. See `grid_options`.
+        max_step_ms: Cut prefill rows so that a step is predicted to take at most this long; None
+            is off. The smallest prefill bucket is always allowed, or prefills would starve. Before
+            the first steps were timed the prediction is a guess.
         long_prefill_token_threshold: The most rows of one prompt per step while another request
             is running or waiting; 0 is off, otherwise at least one page.
         long_prefill_token_threshold_adaptive: Raise that cap to an equal share of the budget when
@@ -56,6 +65,17 @@ class EngineConfig:
         latent_norm_eps: Epsilon of the latent norms; None takes the model config's.
         layer_storage: How layer weights are held; "auto" chooses by platform.
         layer_loop: How the layers are traced; "auto" chooses by platform.
+        execution_mode: "auto" runs a step by its cell's one program, and piece by piece where that
+            is not compiled. "full" never runs pieces, "piecewise" always, "eager" runs operator
+            by operator (slow; to debug and to compare).
+        piecewise_buckets: Sizes of the row axis of pieces, cut at the most rows of a step.
+        decode_path: "groups" lets the rows of a decode group share one read of its keys. "extend"
+            sends decode rows through the path of prefill rows, as some engines do: for comparison.
+        grid_warm: Which cells are compiled before the first request: "all"; "hot", those that most
+            steps use (``bucketing.hot_cells``); "none". The others follow in the background, from
+            child processes, while their steps run piece by piece.
+        gpu_memory_utilization: The share of the device's memory (on CPU, of the available RAM)
+            that weights, pages and programs may take together.
         skip_tokenizer_init: Work on token ids only.
     """
 
@@ -67,6 +87,8 @@ class EngineConfig:
     prefill_buckets: Sequence[int] = (64, 512)
     group_buckets: Sequence[int] = (1, 8)
     decode_widths: Sequence[int] = (1,)
+    grid_cells: Sequence[Sequence[int]] | None = None
+    max_step_ms: float | int | None = None
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
     max_num_partial_prefills: int = 4
@@ -77,6 +99,11 @@ class EngineConfig:
     latent_norm_eps: float | int | None = None
     layer_storage: str = "auto"
     layer_loop: str = "auto"
+    execution_mode: str = "auto"
+    piecewise_buckets: Sequence[int] = (8, 32, 128, 512, 2048)
+    decode_path: str = "groups"
+    grid_warm: str = "all"
+    gpu_memory_utilization: float | int = 0.9
     skip_tokenizer_init: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> "EngineConfig":
@@ -86,8 +113,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every value and make the bucket lists tuples."""
-        for name in ("prefill_buckets", "group_buckets", "decode_widths"):
+        for name in ("prefill_buckets", "group_buckets", "decode_widths", "piecewise_buckets"):
             object.__setattr__(self, name, _sizes(name, getattr(self, name)))
+        if self.grid_cells is not None:
+            cells = tuple(_sizes("a cell of grid_cells", cell) for cell in self.grid_cells)
+            object.__setattr__(self, "grid_cells", cells)
         for name, low in _SMALLEST.items():
             _check_integer(name, getattr(self, name), low)
         for name, allowed in _CHOICES.items():
@@ -112,6 +142,17 @@ class EngineConfig:
         if eps is not None and (not isinstance(eps, Real) or not 0 < eps < 1):
             raise ValueError(
                 f"latent_norm_eps is {eps!r}; allowed: None or a number above 0 and below 1."
+            )
+
+        share = self.gpu_memory_utilization
+        if not isinstance(share, Real) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {share!r}; allowed: a fraction above 0, at most 1."
+            )
+        most = self.max_step_ms
+        if most is not None and (not isinstance(most, Real) or isinstance(most, bool) or most <= 0):
+            raise ValueError(
+                f"max_step_ms is {most!r}; allowed: None (off) or milliseconds above 0."
             )
 
     def _check_threshold(self) -> None:
@@ -143,13 +184,39 @@ class EngineConfig:
         """Return what the arrays of a step depend on besides the cell."""
         return Limits(self.max_num_seqs, self.pages_per_seq, self.page_size)
 
+    @property
+    def widest(self) -> Cell:
+        """The cell that holds every step; steps that run piece by piece are packed for it."""
+        return Cell(self.max_num_batched_tokens, self.max_num_seqs, self.decode_widths[-1])
+
+    def piecewise_axis(self) -> Axis:
+        """Return the row axis of pieces; its largest bucket holds every step."""
+        return Axis.cut("rows", self.piecewise_buckets, self.widest.rows)
+
     def grid(self) -> Grid:
         """Return the grid; its largest buckets are the token budget and max_num_seqs exactly."""
+        if self.grid_cells is not None:
+            return Grid.from_cells(
+                self.grid_cells,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+                widths=self.decode_widths,
+            )
         return Grid(
             Axis.cut("prefill rows", self.prefill_buckets, self.max_num_batched_tokens),
             Axis.cut("groups", self.group_buckets, self.max_num_seqs),
             tuple(self.decode_widths),
         )
+
+
+def grid_options(grid: Grid) -> dict[str, Any]:
+    """Return the engine options that give a config this grid, for one read from a grid file."""
+    return {
+        "max_num_batched_tokens": grid.prefill.largest,
+        "max_num_seqs": grid.max_num_seqs,
+        "decode_widths": grid.widths,
+        "grid_cells": grid.cells(),
+    }
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from bucketing.pack import pack
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
+from glm_jax.engine.modes import Served
 from glm_jax.engine.outputs import (
     CompletionOutput,
     HostPhases,
@@ -38,7 +39,11 @@ from glm_jax.tokenizer import Tokenizer
 class Executor(Protocol):
     """Runs packed steps; ``Runner`` on a device, a fake in tests."""
 
-    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
+    def serve(self, cell: Cell, rows: int) -> Served:
+        """Say how a step of so many useful rows will run, and in which layout to pack it."""
+        ...
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         """Dispatch one step."""
         ...
 
@@ -106,6 +111,7 @@ class Engine:
         self._entries: dict[str, _Entry] = {}
         self._late: list[StreamDelta] = []
         self._faults_without_progress = 0
+        self._served: Served | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -192,6 +198,7 @@ class Engine:
         deltas, self._late = self._late, []
         clock = _PhaseClock(started)
         plan: StepPlan | None = None
+        self._served = None
         fault = None
         try:
             with _phase("schedule", clock):
@@ -211,7 +218,7 @@ class Engine:
             self._lose_pool()
             raise
         wall_time = time.perf_counter() - started
-        record = record_of(self.steps, plan, clock.phases(), wall_time, fault)
+        record = record_of(self.steps, plan, self._served, clock.phases(), wall_time, fault)
         self.steps += 1
         return StepResult(deltas, record)
 
@@ -219,13 +226,14 @@ class Engine:
         """Everything after planning."""
         with _phase("pack", clock):
             self._fault_hook("pack", plan)
-            inputs = pack(plan.cell, self.scheduler.limits, plan.rows)
+            served = self._served = self._executor.serve(plan.cell, plan.useful_rows)
+            inputs = pack(served.layout, self.scheduler.limits, plan.rows)
         with _phase("dispatch", clock):
             self._fault_hook("dispatch", plan)
-            outputs = self._executor.run(plan.cell, inputs)
+            outputs = self._executor.run(served, inputs)
         with _phase("device", clock):
             self._fault_hook("device", plan)
-            self._collect_logits(plan, outputs)
+            self._collect_logits(plan, served.layout, outputs)
         with _phase("fetch", clock):
             self._fault_hook("fetch", plan)
             drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
@@ -293,9 +301,9 @@ class Engine:
             text += stream.finish()
         return text, kept
 
-    def _collect_logits(self, plan: StepPlan, outputs: StepOutputs) -> None:
+    def _collect_logits(self, plan: StepPlan, layout: Cell, outputs: StepOutputs) -> None:
         """Fetch the logits of prompt rows for the requests that asked for them."""
-        first_rows = _first_rows(plan)
+        first_rows = _first_rows(plan, layout)
         for entry, first in zip(plan.entries, first_rows, strict=True):
             wanted = self._entries[entry.request_id].logits
             start = entry.request.computed
@@ -370,11 +378,11 @@ def _phase(name: str, clock: _PhaseClock) -> Iterator[None]:
         clock.stop(name)
 
 
-def _first_rows(plan: StepPlan) -> Iterator[int]:
-    """The first row of each entry of a plan, prefill segment first."""
+def _first_rows(plan: StepPlan, layout: Cell) -> Iterator[int]:
+    """The first row of each entry of a plan in a layout, prefill segment first."""
     row = 0
     for entry in plan.chunk_entries:
         yield row
         row += entry.rows
     for group in range(len(plan.group_entries)):
-        yield plan.cell.prefill + group * plan.cell.width
+        yield layout.prefill + group * layout.width

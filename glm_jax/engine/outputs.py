@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bucketing.grid import Cell
+from glm_jax.engine.modes import Served
 from glm_jax.engine.plan import StepPlan
 
 
@@ -66,7 +67,9 @@ class StepRecord:
         index: number of the step since the engine started.
         kind: "prefill", "decode" or "mixed", by the classes of the requests in it; "fault" when
             the step was lost; "idle" when there was nothing to do.
-        cell: the compiled program it used; None for an idle step or a fault before planning.
+        cell: the cell it was planned for; None for an idle step or a fault before planning.
+        mode: "FULL" (the cell's program), "PIECEWISE" or "EAGER"; empty when nothing was run.
+        mode_reason: why it was not FULL; empty when it was.
         prefill_rows: useful rows of the prefill segment.
         prefill_pad_rows: its pad rows.
         decode_rows: useful rows of the decode segment.
@@ -88,6 +91,8 @@ class StepRecord:
     phases: HostPhases
     wall_time: float
     fault: str | None = None
+    mode: str = ""
+    mode_reason: str = ""
 
 
 class StepResult(NamedTuple):
@@ -98,7 +103,12 @@ class StepResult(NamedTuple):
 
 
 def record_of(
-    index: int, plan: StepPlan | None, phases: HostPhases, wall_time: float, fault: str | None
+    index: int,
+    plan: StepPlan | None,
+    served: Served | None,
+    phases: HostPhases,
+    wall_time: float,
+    fault: str | None,
 ) -> StepRecord:
     """The record of a planned step, of an idle one, or of a fault before there was a plan."""
     if plan is None:
@@ -116,4 +126,6 @@ def record_of(
         phases=phases,
         wall_time=wall_time,
         fault=fault,
+        mode="" if served is None else served.mode.value,
+        mode_reason="" if served is None else served.reason,
     )

@@ -3,24 +3,26 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bucketing.grid import Cell, Grid
+from bucketing.cell import Cell
+from bucketing.grid import Grid
 from bucketing.step_inputs import Limits
-from glm_jax.engine.chunking import Piece
-from glm_jax.engine.request import Request
+from bucketing.step_time import StepTime
+from glm_jax.engine.chunking import Decodes, Piece, scored_pairs
 
 
 class Placement(NamedTuple):
-    """A cell, the pieces that are its chunks, and those that join the decodes as groups."""
+    """A cell, the pieces that are its chunks, those that join the decodes as groups, all pairs."""
 
     cell: Cell
-    chunks: list[Piece]
-    groups: list[Piece]
+    chunks: Sequence[Piece]
+    groups: Sequence[Piece]
+    pairs: int
 
 
 def place(
-    grid: Grid, limits: Limits, decodes: Sequence[Request], pieces: Sequence[Piece]
+    grid: Grid, limits: Limits, step_time: StepTime, decodes: Decodes, pieces: Sequence[Piece]
 ) -> Placement:
-    """Return the placement with the fewest rows, pads included.
+    """Return the placement with the least predicted time, pads included; then the fewest rows.
 
     A piece of at most Q rows may be a group: its class stays PREFILL. So the last row of a prompt
     need not open a prefill bucket. Longest pieces are moved first, since they free most rows.
@@ -29,43 +31,33 @@ def place(
         Buckets P 0, 64 and G 0, 1, 8, width 1: three decodes and a rest of one row use cell
         (0, 8, 1) with four groups, 8 rows, rather than (64, 8, 1), 72 rows.
     """
-    width = 1 + max((request.drafts for request in decodes), default=0)
-    best: Placement | None = None
+    running, width, pairs = decodes
+    resets = rows = 0
+    for request, count in pieces:
+        pairs += scored_pairs(request.computed, count)
+        rows += count
+        # Admitted requests have no slot yet.
+        resets += request.slot is None or request.needs_reset
+    best = None
     for allowed in grid.widths:
         if allowed < width:
             continue
-        small = sorted(
-            (piece for piece in pieces if piece.rows <= allowed),
-            key=lambda piece: piece.rows,
-            reverse=True,
-        )
+        small = [piece for piece in pieces if piece.rows <= allowed]
+        small.sort(key=lambda piece: piece.rows, reverse=True)
+        left = rows
         for count in range(len(small) + 1):
-            placement = _try(grid, decodes, pieces, small[:count], allowed)
-            fits = _resets(placement) <= limits.resets(placement.cell)
-            if fits and (best is None or placement.cell.rows < best.cell.rows):
-                best = placement
-    assert best is not None, f"no placement for {len(decodes)=} {len(pieces)=} {width=}"
-    return best
-
-
-def _try(
-    grid: Grid,
-    decodes: Sequence[Request],
-    pieces: Sequence[Piece],
-    moved: list[Piece],
-    width: int,
-) -> Placement:
-    """Return the placement in which `moved` are groups and the other pieces chunks."""
+            if count:
+                left -= small[count - 1].rows
+            cell = grid.cell_for(left, len(pieces) - count, len(running) + count, allowed)
+            if resets > limits.resets(cell):
+                continue
+            cost = cell not in grid, step_time.predict(cell, pairs), cell.rows
+            if best is None or cost < best[0]:
+                best = cost, cell, small[:count]
+    assert best is not None, f"no placement for {len(running)=} {len(pieces)=} {width=}"
+    _, cell, moved = best
+    if not moved:
+        return Placement(cell, pieces, (), pairs)
     owners = {id(piece.request) for piece in moved}
     chunks = [piece for piece in pieces if id(piece.request) not in owners]
-    rows = sum(piece.rows for piece in chunks)
-    cell = grid.cell_for(rows, len(chunks), len(decodes) + len(moved), width)
-    return Placement(cell, chunks, moved)
-
-
-def _resets(placement: Placement) -> int:
-    """Return how many slots the step must reset; admitted requests have no slot yet."""
-    return sum(
-        piece.request.slot is None or piece.request.needs_reset
-        for piece in (*placement.chunks, *placement.groups)
-    )
+    return Placement(cell, chunks, moved, pairs)

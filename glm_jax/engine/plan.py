@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bucketing.grid import Cell
+from bucketing.cell import Cell
 from bucketing.pack import RankRows
 from glm_jax.engine.request import Request, RowClass
 
@@ -46,12 +46,14 @@ class StepPlan:
         chunk_entries: Who owns each chunk of the prefill segment, in order; all of class PREFILL.
         group_entries: Who owns each group of the decode segment, in order; decodes first, then
             rests of prefills that were placed there.
+        pairs: (row, key) pairs that an indexer layer scores: over the useful rows, position + 1.
     """
 
     cell: Cell
     rows: tuple[RankRows, ...]
     chunk_entries: tuple[PlanEntry, ...]
     group_entries: tuple[PlanEntry, ...]
+    pairs: int
 
     @property
     def entries(self) -> tuple[PlanEntry, ...]:
@@ -78,6 +80,11 @@ class StepPlan:
     def decode_rows(self) -> int:
         """Useful rows in the decode segment, rests of prefills included."""
         return sum(entry.rows for entry in self.group_entries)
+
+    @property
+    def useful_rows(self) -> int:
+        """Useful rows in both segments."""
+        return self.prefill_rows + self.decode_rows
 
     @property
     def prefill_pad_rows(self) -> int:

@@ -30,7 +30,8 @@ def write_plan(pool: PagePool, placement: Placement, decodes: Sequence[Request])
         group_entries.append(_prefill_entry(piece))
     resets, updates = _differences(pool, (*chunk_entries, *group_entries))
     rows = RankRows(chunks, groups, resets, updates)
-    return StepPlan(placement.cell, (rows,), tuple(chunk_entries), tuple(group_entries))
+    entries = tuple(chunk_entries), tuple(group_entries)
+    return StepPlan(placement.cell, (rows,), *entries, placement.pairs)
 
 
 def pages_told(pool: PagePool, entry: PlanEntry) -> int:

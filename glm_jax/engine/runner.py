@@ -1,31 +1,28 @@
 """Owns what lives on the device - weights, cache, slots, programs - and runs packed steps.
 
-Nothing here traces or compiles on the request path, except the head program, which is compiled at
-the first request that asks for whole-prompt logits of a given cell.
+Nothing here traces or compiles on the request path. A step whose cell has no program yet runs
+piece by piece.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from bucketing.grid import Cell, Grid
-from bucketing.programs import CompileReport, ProgramTable
-from bucketing.step_inputs import Limits, StepInputs, StepOutputs, input_shapes
-from glm_jax.model.cache import Cache, CacheFormat, cache_shapes, make_zeros
-from glm_jax.model.config import GlmConfig
-from glm_jax.model.head import logits_of
+from bucketing.cell import Cell
+from bucketing.piecewise import Piece, PieceBuckets
+from bucketing.programs import CompileReport, NoProgramError, ProgramTable, compile_program
+from bucketing.step_inputs import StepInputs, StepOutputs
+from glm_jax.engine.lowering import LOGITS, LOGITS_ROWS, NUM_DRAFTS, Lowering
+from glm_jax.engine.modes import Mode, Served, full
+from glm_jax.engine.piecewise import PiecewiseStep
+from glm_jax.model.cache import Cache, make_zeros
+from glm_jax.model.piece_shapes import kinds_of
 from glm_jax.model.slots import Slots, empty_slots
-from glm_jax.model.step import build_step
 from glm_jax.model.storage import split_model
 from glm_jax.model.transformer import Transformer
-
-# Rows per call of the head program: 64 rows of a 155K vocabulary are 40 MB of logits.
-HEAD_ROWS = 64
-# Drafts kept per slot; the model has no drafter in the step yet.
-NUM_DRAFTS = 0
 
 
 class Runner:
@@ -33,43 +30,44 @@ class Runner:
 
     The cache and the slots are donated to every step. If a program raises, both are lost; ``reset``
     makes new, empty ones.
+
+    Attributes:
+        model: the weights.
+        lowering: what the programs are made from.
+        limits: array widths of a step.
+        programs: the compiled programs; more may appear at any time.
+        pieces: the buckets of PIECEWISE steps.
+        dispatches: programs that the last step ran; 0 for EAGER.
     """
 
     def __init__(
         self,
         model: Transformer,
-        config: GlmConfig,
-        limits: Limits,
-        *,
-        num_pages: int,
-        cache_dtype: str,
-        layer_loop: str,
+        lowering: Lowering,
+        programs: ProgramTable | None = None,
     ) -> None:
-        """Allocate the cache and prepare (not compile) the programs.
+        """Allocate the cache; compile no step.
 
         Args:
             model: the weights, on their device.
-            config: the model's description.
-            limits: array widths of a step.
-            num_pages: pages of the pool, page 0 included.
-            cache_dtype: "float32" or "bfloat16".
-            layer_loop: "unrolled" or "scan".
+            lowering: what the programs are made from; of the same model and storage.
+            programs: the table that the programs come from; by default a new one, which
+                ``compile`` fills.
         """
-        self.limits = limits
-        self._cache_format = CacheFormat(cache_dtype)
-        merge, self._params = split_model(model)
-        step = build_step(merge, config, self._cache_format, loop=layer_loop)
-        self._step = jax.jit(step, donate_argnums=(1, 2))
-        self._head = jax.jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
+        self.model = model
+        self.lowering = lowering
+        self.limits = lowering.limits
+        _, self._params = split_model(model)
+        _check_leaves(self._params, lowering)
         self._head_weight = model.head[...]
-        self._heads: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        self._cache_shapes = _with_rank(
-            cache_shapes(
-                config, self._cache_format, num_pages=num_pages, page_size=limits.page_size
-            )
+        self.programs = programs if programs is not None else ProgramTable()
+        self.pieces = PieceBuckets(
+            kinds_of(lowering.model), lowering.engine.piecewise_axis(), self.programs
         )
-        self.programs = ProgramTable(self._lower)
-        self._make_cache = make_zeros(self._cache_shapes)
+        self.dispatches = 0
+        self._piecewise = PiecewiseStep(model, lowering.model)
+        self._cells = frozenset(lowering.engine.grid().cells())
+        self._make_cache = make_zeros(lowering.cache)
         self._cache: Cache | None = None
         self._slots: Slots
         self.reset()
@@ -79,32 +77,82 @@ class Runner:
         """Arrays passed to a step besides its inputs."""
         return len(self._params) + len(Cache._fields) + len(Slots._fields)
 
-    def compile(self, grid: Grid, on_done: Callable[[CompileReport], Any] | None = None) -> None:
-        """Compile every cell of the grid."""
-        self.programs.compile(grid.cells(), on_done)
+    def compile(
+        self, keys: Iterable[Cell | Piece], on_done: Callable[[CompileReport], Any] | None = None
+    ) -> None:
+        """Compile the programs that are missing, here and now, without any store."""
+        for key in keys:
+            if key not in self.programs:
+                program, report = compile_program(self.lowering.lower, key)
+                self.programs.add(key, program, report)
+                if on_done is not None:
+                    on_done(report)
 
-    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
-        """Dispatch one step; the outputs stay on the device until fetched.
+    def serve(self, cell: Cell, rows: int) -> Served:
+        """Say how a step will run.
+
+        Args:
+            cell: what it was planned for.
+            rows: its useful rows.
 
         Raises:
-            NoProgramError: the cell was not compiled; nothing is lost.
+            NoProgramError: neither the cell nor the pieces for so many rows are compiled.
         """
-        program = self.programs[cell]
-        self._cache, self._slots, outputs = program(self._params, self._cache, self._slots, inputs)
+        mode = self.lowering.engine.execution_mode
+        if mode == "eager":
+            return Served(Mode.EAGER, cell, "execution_mode is eager")
+        if mode != "piecewise" and cell in self.programs:
+            return full(cell)
+        bucket = None if mode == "full" else self.pieces.bucket_for(rows)
+        if bucket is None:
+            raise NoProgramError(
+                f"a step of {rows} rows has no program: execution_mode is {mode!r}, {cell} is "
+                f"{'compiled' if cell in self.programs else 'not compiled'}, pieces are ready for "
+                f"{self.pieces.largest} rows. Compile the cell, or the pieces."
+            )
+        if mode == "piecewise":
+            reason = "execution_mode is piecewise"
+        elif cell in self._cells:
+            reason = "cell not compiled yet"
+        else:
+            reason = "outside the grid"
+        return Served(Mode.PIECEWISE, self.lowering.engine.widest, reason, bucket)
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        """Dispatch one step; the outputs stay on the device until fetched.
+
+        Args:
+            served: from ``serve``.
+            inputs: packed for its layout.
+
+        Raises:
+            NoProgramError: the programs are not compiled; nothing is lost.
+        """
+        state = self._cache, self._slots, inputs
+        if served.mode is Mode.FULL:
+            result = self.programs[served.layout](self._params, *state)
+            self.dispatches = 1
+        elif served.mode is Mode.PIECEWISE:
+            pieces = {
+                piece.kind: self.programs[piece] for piece in self.pieces.pieces(served.bucket)
+            }
+            result = self._piecewise(pieces.__getitem__, *state)
+            self.dispatches = self._piecewise.dispatches
+        else:
+            with jax.disable_jit():
+                result = self.lowering.step(self._params, *jax.device_put(state))
+            self.dispatches = 0
+        self._cache, self._slots, outputs = result
         return outputs
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
         """Float32 logits of chosen rows of a step."""
         hidden = outputs.hidden
-        if hidden.shape not in self._heads:
-            index = jax.ShapeDtypeStruct((HEAD_ROWS,), np.int32)
-            lowered = self._head.lower(hidden, self._head_weight, index)
-            self._heads[hidden.shape] = lowered.compile()
-        program = self._heads[hidden.shape]
+        program = self.programs[Piece(LOGITS, hidden.shape[1])]
         parts = []
-        for start in range(0, len(rows), HEAD_ROWS):
-            wanted = rows[start : start + HEAD_ROWS]
-            index = np.zeros(HEAD_ROWS, np.int32)
+        for start in range(0, len(rows), LOGITS_ROWS):
+            wanted = rows[start : start + LOGITS_ROWS]
+            index = np.zeros(LOGITS_ROWS, np.int32)
             index[: len(wanted)] = wanted
             parts.append(np.asarray(program(hidden, self._head_weight, index))[: len(wanted)])
         return np.concatenate(parts)
@@ -122,20 +170,13 @@ class Runner:
         """A host copy of the whole cache, for tests and tools that inspect pages."""
         return jax.tree.map(np.array, self._cache)
 
-    def _lower(self, cell: Cell) -> jax.stages.Lowered:
-        inputs = jax.tree.map(_shape_of, input_shapes(cell, self.limits), is_leaf=_is_array)
-        params, slots = jax.tree.map(_shape_of, (self._params, self._slots))
-        return self._step.lower(params, self._cache_shapes, slots, inputs)
 
-
-def _with_rank(shapes: Cache) -> Cache:
-    """Put the rank axis (size 1) in front."""
-    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), shapes)
-
-
-def _is_array(value: object) -> bool:
-    return hasattr(value, "shape")
-
-
-def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def _check_leaves(params: list, lowering: Lowering) -> None:
+    """Programs take the weights by position: refuse others than they were lowered for."""
+    held = [(leaf.shape, leaf.dtype) for leaf in params]
+    wanted = [(leaf.shape, leaf.dtype) for leaf in lowering.params]
+    if held != wanted:
+        raise ValueError(
+            f"the model has {len(held)} leaves that are not the {len(wanted)} its programs take. "
+            "Lower with the model's own config, dtype and layer_storage."
+        )

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Integer
 
 from bucketing.grid import Grid
+from bucketing.step_time import RowEquivalents, StepTime
 from glm_jax.engine.admission import check_request, seed_for
-from glm_jax.engine.chunking import Piece, choose_pieces
+from glm_jax.engine.chunking import Decodes, Piece, Rules, choose_pieces, scored_pairs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import place
@@ -48,6 +49,7 @@ class Scheduler:
     Attributes:
         config: The engine's options.
         grid: The cells a step can use.
+        step_time: Predicts the time of a step; cuts and places prefill rows.
         pages: The pool of the rank.
         running: Requests with a slot, oldest admission first.
         waiting: Requests without, next first.
@@ -55,11 +57,18 @@ class Scheduler:
         pool_resets: How often the whole pool was lost.
     """
 
-    def __init__(self, config: EngineConfig, grid: Grid, pages: PagePool) -> None:
-        """Start empty; `pages` must be all free."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        grid: Grid,
+        pages: PagePool,
+        step_time: StepTime | None = None,
+    ) -> None:
+        """Start empty; `pages` must be all free. Without `step_time` a step costs its rows."""
         self.config = config
         self.grid = grid
         self.pages = pages
+        self.step_time = step_time or RowEquivalents()
         self.limits = config.limits()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -71,6 +80,8 @@ class Scheduler:
         self._in_flight: StepPlan | None = None
         self._ended_in_flight: list[Request] = []
         self._last_step_prefilled = False
+        # Prompts that could have ended in the last planned step, but wait for a better fit.
+        self._held: frozenset[str] = frozenset()
 
     # Requests come and go.
 
@@ -173,53 +184,70 @@ class Scheduler:
         if not self._requests:
             return None
         decodes, pieces = self._choose()
-        assert decodes or pieces, f"no rows for {self.running=} {self.waiting=} {self.pages.free=}"
-        placement = place(self.grid, self.limits, decodes, pieces)
+        assert decodes.requests or pieces, (
+            f"no rows for {self.running=} {self.waiting=} {self.pages.free=}"
+        )
+        placement = place(self.grid, self.limits, self.step_time, decodes, pieces)
         for request, rows in pieces:
             if request.slot is None:
                 self._admit(request)
             self._grow(request, request.computed + rows)
-        plan = write_plan(self.pages, placement, decodes)
+        plan = write_plan(self.pages, placement, decodes.requests)
         self._in_flight = plan
         return plan
 
-    def _choose(self) -> tuple[list[Request], list[Piece]]:
+    def _choose(self) -> tuple[Decodes, Sequence[Piece]]:
         """Return who decodes and which prefill rows are computed, by the step policy."""
         if self.config.step_policy == "mixed":
             decodes, preempted = self._choose_decodes()
-            return decodes, self._choose_pieces(admit=not preempted)
+            return decodes, self._choose_pieces(decodes, admit=not preempted)
         if self.config.step_policy == "prefill_first" or not self._last_step_prefilled:
-            pieces = self._choose_pieces(admit=True)
+            pieces = self._choose_pieces(Decodes(), admit=True)
             if pieces:
-                return [], pieces
+                return Decodes(), pieces
         decodes, preempted = self._choose_decodes()
-        if decodes:
-            return decodes, []
-        return [], self._choose_pieces(admit=not preempted)
+        if decodes.requests:
+            return decodes, ()
+        return decodes, self._choose_pieces(decodes, admit=not preempted)
 
-    def _choose_decodes(self) -> tuple[list[Request], bool]:
+    def _choose_decodes(self) -> tuple[Decodes, bool]:
         """Return the decodes, with pages for their rows, and whether someone was preempted."""
         before = self.preemptions
         decodes = []
+        width, pairs, size = 1, 0, self.pages.page_size
         for request in tuple(self.running):
             if request.status is not RequestStatus.RUNNING or not request.decoding:
                 continue
-            rows = min(request.computed + 1 + request.drafts, request.most_rows)
-            missing = self.pages.pages_for(rows) - len(request.pages)
-            while missing > self.pages.free:
-                victim = self.running[-1]
-                self._preempt(victim)
-                if victim is request:
-                    break
-            else:
-                self._grow(request, rows)
-                decodes.append(request)
-        return decodes, self.preemptions > before
+            rows = 1 + request.drafts
+            end = min(request.computed + rows, request.most_rows)
+            # Most steps stay within the last page.
+            if end > len(request.pages) * size and not self._make_room(request, end):
+                continue
+            decodes.append(request)
+            width = max(width, rows)
+            pairs += scored_pairs(request.computed, rows)
+        return Decodes(decodes, width, pairs), self.preemptions > before
 
-    def _choose_pieces(self, *, admit: bool) -> list[Piece]:
+    def _make_room(self, request: Request, rows: int) -> bool:
+        """Give a decode pages for its rows, by preemption if need be; False if it was the victim.
+
+        Requests are served oldest first, so a victim was not served before.
+        """
+        missing = self.pages.pages_for(rows) - len(request.pages)
+        while missing > self.pages.free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self._grow(request, rows)
+        return True
+
+    def _choose_pieces(self, decodes: Decodes, *, admit: bool) -> Sequence[Piece]:
         """Return the prefill rows; `admit` is off in a step that preempted."""
         waiting: Sequence[Request] = self.waiting if admit else ()
-        return choose_pieces(self.config, self.grid, self.pages, self.running, waiting)
+        rules = Rules(self.config, self.grid, self.pages, self.step_time)
+        pieces, self._held = choose_pieces(rules, decodes, self.running, waiting, self._held)
+        return pieces
 
     def _admit(self, request: Request) -> None:
         """Give a waiting request a slot; the device must reset it."""
@@ -257,8 +285,18 @@ class Scheduler:
         chunk_tokens: Integer[np.ndarray, "ranks J"],
         group_tokens: Integer[np.ndarray, "ranks G Q"],
         group_accepted: Integer[np.ndarray, "ranks G"],
+        *,
+        drafted: int = 0,
     ) -> list[RequestUpdate]:
         """Take the outputs of a step: append tokens, end requests, free their pages and slots.
+
+        Args:
+            plan: The step in flight.
+            chunk_tokens: Token drawn after each chunk.
+            group_tokens: Tokens drawn at the rows of each group.
+            group_accepted: Accepted drafts of each group.
+            drafted: Drafts that the device holds now for every request that drew a token; fewer
+                are verified where a request has room for fewer.
 
         Returns:
             One update per request that drew tokens and was not aborted meanwhile, in plan order.
@@ -287,6 +325,9 @@ class Scheduler:
                 updates.append(RequestUpdate(request, kept, request.finish_reason))
                 if request.finish_reason is not None:
                     self._end(request, request.finish_reason)
+                elif drafted:
+                    room = request.most_rows - request.computed - 1
+                    request.drafts = min(drafted, max(room, 0))
         return updates
 
     def cancel(self, plan: StepPlan) -> None:

@@ -100,18 +100,27 @@ def write_plane(
     return flat.at[places].set(bits, mode="drop").reshape(array.shape)
 
 
-def read_entries(array: Array, plane: int | Int[Array, ""], entries: Int[Array, "*rows"]) -> Array:
-    """Storage bits of entries of one plane."""
+# Both readers reshape once, outside whatever loop they are called in: run operator by operator, a
+# reshape copies the pool.
+
+
+def entry_reader(
+    array: Array, plane: int | Int[Array, ""]
+) -> Callable[[Int[Array, "*rows"]], Array]:
+    """A function from entries of one plane to their storage bits ``[*rows, width]``."""
     planes, pages, page_size, width = array.shape
     flat = array.reshape(planes * pages * page_size, width)
-    return flat[plane * (pages * page_size) + entries]
+    first = plane * (pages * page_size)
+    return lambda entries: flat[first + entries]
 
 
-def read_pages(array: Array, plane: int | Int[Array, ""], pages: Int[Array, "*rows"]) -> Array:
-    """Storage bits of whole pages of one plane."""
+def page_reader(
+    array: Array, plane: int | Int[Array, ""]
+) -> Callable[[Int[Array, "*rows"]], Array]:
+    """A function from pages of one plane to their storage bits ``[*rows, page_size, width]``."""
     planes, number, page_size, width = array.shape
     flat = array.reshape(planes * number, page_size, width)
-    return flat[plane * number + pages]
+    return lambda pages: flat[plane * number + pages]
 
 
 def make_zeros(shapes: Cache) -> Callable[[], Cache]:

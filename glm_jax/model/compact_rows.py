@@ -15,7 +15,6 @@ from glm_jax.model.rope import Rotation, rotation
 from glm_jax.model.rows import Rows, Tiles
 from glm_jax.model.slots import Slots
 
-
 # Past the end of any pool, far from overflowing when a plane's offset is added.
 _NO_ENTRY = 1 << 30
 

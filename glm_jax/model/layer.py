@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.attention import AttentionRows
 from glm_jax.model.block import Block
-from glm_jax.model.cache import Cache, CacheFormat, read_entries, read_pages, write_plane
+from glm_jax.model.cache import Cache, CacheFormat, entry_reader, page_reader, write_plane
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
@@ -91,9 +91,7 @@ def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
         selection = select(index, rows, context.page_table, keys)
     groups, width = rows.group_positions.shape
     split = stream.x.shape[0] - groups * width
-    segments = [
-        part for part in (slice(0, split), slice(split, None)) if queries.latent[part].size
-    ]
+    segments = [part for part in (slice(0, split), slice(split, None)) if queries.latent[part].size]
     mixed = jnp.concatenate(
         [
             attend(
@@ -106,9 +104,7 @@ def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
             for part in segments
         ]
     )
-    x = after_attention(
-        layer.block, layer.feed_forward, stream.x, mixed, rows.valid, form.config
-    )
+    x = after_attention(layer.block, layer.feed_forward, stream.x, mixed, rows.valid, form.config)
     return Stream(x, cache, selection)
 
 
@@ -156,9 +152,10 @@ def before_attention(
 def keys_of(cache: Cache, planes: Planes, form: Form, *, topk: int) -> Keys:
     """The index keys of a full layer."""
     keys = cache.index_keys
+    bits = page_reader(keys, planes.index)
 
     def read(pages: Array) -> Array:
-        return form.cache_format.decode(read_pages(keys, planes.index, pages))
+        return form.cache_format.decode(bits(pages))
 
     return Keys(read, keys.shape[2], topk, form.decode_path)
 
@@ -168,9 +165,10 @@ def attend(
 ) -> Float[Array, "N H C"]:
     """Sparse attention of some rows over their selected entries."""
     config = form.config
+    bits = entry_reader(cache.latent, planes.latent)
 
     def read(entries: Array) -> Array:
-        return form.cache_format.decode(read_entries(cache.latent, planes.latent, entries))
+        return form.cache_format.decode(bits(entries))
 
     return sparse_mla(
         queries.latent,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from bucketing.step_inputs import StepInputs
 from glm_jax.model.cache import Cache
@@ -49,7 +50,7 @@ def piece_arguments(
         inputs: shapes of the inputs of the widest layout.
         size: compact rows.
     """
-    embed = model.embed[...], slots, inputs
+    embed = _shapes(model.embed), slots, inputs
     embedded = jax.eval_shape(partial(pieces.embed, size=size), *embed)
     slots, rows, x, selection = embedded
     plane = jax.ShapeDtypeStruct((), np.int32)
@@ -76,9 +77,12 @@ def piece_arguments(
         arguments["after_dense"] = block, first["mlps"], x, mixed, rows
     if "moes" in first:
         arguments["after_moe"] = block, first["moes"], x, mixed, rows
-    arguments["head"] = model.norm[...], model.head[...], x, slots, inputs
+    arguments["head"] = _shapes(model.norm), _shapes(model.head), x, slots, inputs
     return arguments
 
 
 def _shapes(tree: Any) -> Any:
+    """Shapes for arrays; a parameter of an abstract model holds one already."""
+    if isinstance(tree, nnx.Variable):
+        tree = tree.get_value()
     return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tree)

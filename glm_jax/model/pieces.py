@@ -309,4 +309,5 @@ def _take(tree: Any, at: Array) -> Any:
 
 def _put(selection: Selection, at: Array, rows: Selection) -> Selection:
     """Scatter rows; an index past the end is dropped."""
-    return Selection(*(old.at[at].set(new, mode="drop") for old, new in zip(selection, rows, strict=True)))
+    pairs = zip(selection, rows, strict=True)
+    return Selection(*(old.at[at].set(new, mode="drop") for old, new in pairs))

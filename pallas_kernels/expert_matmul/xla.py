@@ -38,7 +38,7 @@ def expert_matmul(
     block_rows = _block_rows(assignments, number)
     blocks = _plan_blocks(experts.reshape(-1), number, block_rows)
 
-    def run_block(index: Array, outputs: Float[Array, "A D"]) -> Float[Array, "A D"]:
+    def run_block(index: int | Int[Array, ""], outputs: Float[Array, "A D"]) -> Float[Array, "A D"]:
         places = blocks.start[index] + jnp.arange(block_rows)
         live = places < blocks.end[index]
         assignment = blocks.order[jnp.minimum(places, assignments - 1)]

@@ -86,7 +86,7 @@ def _score(
     table = jnp.pad(page_table, ((0, 0), (0, spare)))  # page 0: zeros, and never causal
     flat_queries = queries.reshape(tiles, rows * heads, width)
 
-    def score(index: Array, bits: UInt[Array, "T R S"]) -> UInt[Array, "T R S"]:
+    def score(index: int | Int[Array, ""], bits: UInt[Array, "T R S"]) -> UInt[Array, "T R S"]:
         pages = jax.lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, axis=1)
         context = read(pages).reshape(tiles, block, width)
         dots = jnp.einsum("tri,tsi->trs", flat_queries, context)
@@ -117,7 +117,9 @@ def _positions_of_largest(scores: _Scores, topk: int) -> Int[Array, "T R K"]:
     tile = jnp.arange(tiles)[:, None, None]
     row = jnp.arange(rows)[None, :, None]
 
-    def collect(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def collect(
+        index: int | Int[Array, ""], state: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
         found, taken, equal = state
         bits = _block_of(scores, index)
         ties = bits == kth[..., None]
@@ -137,8 +139,8 @@ def _positions_of_largest(scores: _Scores, topk: int) -> Int[Array, "T R K"]:
 def _kth_largest(scores: _Scores, topk: int) -> UInt[Array, "T R"]:
     """The largest value that at least K entries reach, from the highest bit down."""
 
-    def try_bit(index: Array, kth: UInt[Array, "T R"]) -> UInt[Array, "T R"]:
-        candidate = kth | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
+    def try_bit(index: int | Int[Array, ""], kth: UInt[Array, "T R"]) -> UInt[Array, "T R"]:
+        candidate = kth | (jnp.uint32(1) << jnp.uint32(31 - index))
         return jnp.where(_count_from(scores, candidate) >= topk, candidate, kth)
 
     return jax.lax.fori_loop(0, 32, try_bit, jnp.zeros(scores.bits.shape[:2], jnp.uint32))
@@ -147,14 +149,14 @@ def _kth_largest(scores: _Scores, topk: int) -> UInt[Array, "T R"]:
 def _count_from(scores: _Scores, least: UInt[Array, "T R"]) -> Int[Array, "T R"]:
     """How many entries of each row are at least ``least``."""
 
-    def count(index: Array, total: Int[Array, "T R"]) -> Int[Array, "T R"]:
+    def count(index: int | Int[Array, ""], total: Int[Array, "T R"]) -> Int[Array, "T R"]:
         reached = _block_of(scores, index) >= least[..., None]
         return total + jnp.sum(reached, axis=-1, dtype=jnp.int32)
 
     return jax.lax.fori_loop(0, scores.blocks, count, jnp.zeros(least.shape, jnp.int32))
 
 
-def _block_of(scores: _Scores, index: Int[Array, ""]) -> UInt[Array, "T R s"]:
+def _block_of(scores: _Scores, index: int | Int[Array, ""]) -> UInt[Array, "T R s"]:
     start = index * scores.block
     return jax.lax.dynamic_slice_in_dim(scores.bits, start, scores.block, axis=2)
 

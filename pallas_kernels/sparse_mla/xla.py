@@ -25,8 +25,7 @@ def sparse_mla(
     latent_width = q_latent.shape[-1]
     queries = jnp.concatenate([q_latent, q_rope], axis=-1) * scale
 
-    def attend(operands: tuple[Array, Array, Array]) -> Float[Array, "H C"]:
-        query, entry, valid_count = operands
+    def attend(query: Array, entry: Array, valid_count: Array) -> Float[Array, "H C"]:
         valid = jnp.arange(entry.shape[0]) < valid_count
         # Unused places read the row's own first entry: whatever stands elsewhere, NaN included,
         # is never touched, and the block needs no mask.
@@ -34,10 +33,14 @@ def sparse_mla(
         # [K, H], so that the small operand of each matmul is the one that gets transposed.
         scores = jnp.where(valid[:, None], gathered @ query.T, -1e30)
         weights = jnp.exp(scores - jnp.max(scores, axis=0)) * valid[:, None]
-        total = jnp.maximum(jnp.sum(weights, axis=0), 1e-30)
+        total = jnp.sum(weights, axis=0)
         # All 576 columns, then the latent ones: slicing the block first would copy it.
-        mixed = ((weights / total).T @ gathered)[:, :latent_width]
-        # A pad row has no entry of its own, so what it read may be anything.
-        return jnp.where(valid_count > 0, mixed, 0.0)
+        return ((weights / total).T @ gathered)[:, :latent_width]
 
-    return jax.lax.map(attend, (queries, entries, count))
+    def attend_row(operands: tuple[Array, Array, Array]) -> Float[Array, "H C"]:
+        query, _, valid_count = operands
+        nothing = jnp.zeros((query.shape[0], latent_width), jnp.float32)
+        # A pad row costs nothing, and what it would read may be anything.
+        return jax.lax.cond(valid_count > 0, attend, lambda *_: nothing, *operands)
+
+    return jax.lax.map(attend_row, (queries, entries, count))

@@ -11,6 +11,7 @@ from bucketing.grid import Cell
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.modes import Served, full
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.sampling.params import SamplingParams
 from glm_jax.tokenizer import Tokenizer
@@ -40,8 +41,11 @@ class FakeExecutor:
         self.resets = -1
         self.reset()
 
-    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
-        return self.device.run(cell, inputs)
+    def serve(self, cell: Cell, rows: int) -> Served:
+        return full(cell)
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        return self.device.run(served.layout, inputs)
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
         """One-hot at the row's number, so that a test sees which rows were asked for."""

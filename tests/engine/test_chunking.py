@@ -1,4 +1,5 @@
-from glm_jax.engine.chunking import choose_pieces, reserved_pages
+from bucketing.step_time import RowEquivalents
+from glm_jax.engine.chunking import Decodes, Rules, choose_pieces, reserved_pages, scored_pairs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.request import Request
@@ -31,11 +32,18 @@ def decoding(pool, *lengths) -> list[Request]:
     return requests
 
 
-def pieces(run=(), wait=(), pool=None, **options) -> list[tuple[str, int]]:
+def pieces(run=(), wait=(), pool=None, held=(), **options) -> list[tuple[str, int]]:
     config = EngineConfig(**{"page_size": 4, "max_num_batched_tokens": 16, **options})
     pool = pool or PagePool(200, 4)
-    chosen = choose_pieces(config, config.grid(), pool, run, wait)
-    return [(piece.request.request_id, piece.rows) for piece in chosen]
+    rules = Rules(config, config.grid(), pool, RowEquivalents())
+    chosen = choose_pieces(rules, decodes_of(run), run, wait, held)
+    return [(piece.request.request_id, piece.rows) for piece in chosen.pieces]
+
+
+def decodes_of(run) -> Decodes:
+    found = [request for request in run if request.decoding]
+    pairs = sum(scored_pairs(request.computed, 1 + request.drafts) for request in found)
+    return Decodes(found, 1 + max((request.drafts for request in found), default=0), pairs)
 
 
 def test_running_prefills_come_before_waiting_ones_in_order():
@@ -56,10 +64,27 @@ def test_the_total_stays_within_the_budget():
 
 def test_the_total_is_cut_to_a_bucket_where_that_is_cheaper():
     options = {"prefill_buckets": (64, 512), "max_num_batched_tokens": 512}
-    assert pieces(wait=waiting(130), **options) == [("w0", 64)]
-    assert pieces(wait=waiting(100, 30), **options) == [("w0", 64)]
-    assert pieces(wait=waiting(30, 100), **options) == [("w0", 30), ("w1", 34)]
+    assert pieces(wait=waiting(128), **options) == [("w0", 64)]
+    assert pieces(wait=waiting(98, 30), **options) == [("w0", 64)]
+    assert pieces(wait=waiting(30, 98), **options) == [("w0", 30), ("w1", 34)]
+    # The rest of 66 rows would need the larger bucket as well.
+    assert pieces(wait=waiting(130), **options) == [("w0", 130)]
     assert pieces(wait=waiting(500), **options) == [("w0", 500)]
+
+
+def test_an_end_that_waited_does_not_wait_again():
+    options = {"prefill_buckets": (64, 512), "max_num_batched_tokens": 512}
+    assert pieces(wait=waiting(70, 55), **options) == [("w0", 64)]
+    assert pieces(wait=waiting(70, 55), held={"w0"}, **options) == [("w0", 70), ("w1", 55)]
+    assert pieces(wait=waiting(50, 75), held={"w0"}, **options) == [("w0", 50), ("w1", 14)]
+
+
+def test_who_waits_for_a_better_fit_is_named():
+    config = EngineConfig(page_size=4, max_num_batched_tokens=512)
+    rules = Rules(config, config.grid(), PagePool(200, 4), RowEquivalents())
+    chosen = choose_pieces(rules, Decodes(), [], waiting(30, 40, 20))
+    assert [piece.rows for piece in chosen.pieces] == [30, 34]
+    assert chosen.held == {"w1", "w2"}
 
 
 def test_no_more_requests_than_the_bucket_has_chunks():
@@ -162,3 +187,52 @@ def test_partial_prefills_are_bounded():
     # A partial prefill that ends in this step makes room for another.
     run = running(pool, (40, 8), (10, 8))
     assert pieces(run, waiting(40), pool, **options) == [("r0", 4), ("r1", 2), ("w0", 4)]
+
+
+# The time of a step.
+
+
+def test_scored_pairs_are_the_positions_of_the_rows_plus_one():
+    assert scored_pairs(0, 1) == 1
+    assert scored_pairs(5, 2) == 6 + 7
+    assert scored_pairs(0, 4) == 1 + 2 + 3 + 4
+
+
+class PairsTime:
+    """A millisecond per row and one per hundred pairs."""
+
+    def predict(self, cell, pairs):
+        return 1e-3 * (cell.rows + pairs / 100)
+
+
+def in_time(most, run=(), wait=(), pool=None, **options) -> list[int]:
+    limits = {"page_size": 4, "max_num_batched_tokens": 64, "prefill_buckets": (8, 16, 32)}
+    config = EngineConfig(**limits, max_step_ms=most, **options)
+    rules = Rules(config, config.grid(), pool or PagePool(200, 4), PairsTime())
+    return [piece.rows for piece in choose_pieces(rules, decodes_of(run), run, wait).pieces]
+
+
+def test_a_step_is_cut_to_its_predicted_time():
+    assert in_time(100, wait=waiting(60)) == [60]
+    assert in_time(60, wait=waiting(60)) == [32]
+    assert in_time(20, wait=waiting(60)) == [16]
+
+
+def test_decodes_count_for_the_time_of_a_step():
+    pool = PagePool(200, 4)
+    assert in_time(20, decoding(pool, 9), waiting(60), pool) == [16]
+    assert in_time(18, decoding(pool, 401), waiting(60), pool) == [8]
+
+
+def test_the_chunk_shrinks_as_its_prefix_grows():
+    def chunk(computed: int) -> list[int]:
+        pool = PagePool(2000, 4)
+        return in_time(70, running(pool, (3000, computed)), pool=pool)
+
+    assert [chunk(n) for n in (0, 100, 200, 500, 2500)] == [[32], [32], [16], [8], [8]]
+
+
+def test_a_prefill_never_starves_for_the_time_of_a_step():
+    pool = PagePool(200, 4)
+    assert in_time(0.1, decoding(pool, 9, 9), waiting(60), pool) == [8]
+    assert in_time(0.1, wait=waiting(3)) == [3]

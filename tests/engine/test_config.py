@@ -39,7 +39,9 @@ def test_limits_and_pool_size():
 def test_an_unknown_option_is_an_error_that_lists_the_allowed_ones():
     with pytest.raises(ValueError, match=r"unknown engine option 'max_num_seq'\. Did you mean "):
         EngineConfig(max_num_seq=3)
-    with pytest.raises(ValueError, match=r"Allowed: decode_widths, dtype, .* step_policy, waterm"):
+    with pytest.raises(
+        ValueError, match=r"Allowed: decode_path, decode_widths, .* step_policy, waterm"
+    ):
         EngineConfig(tensor_parallel_size=1)
 
 

@@ -237,9 +237,9 @@ def test_a_device_that_computes_garbage_is_a_fault_of_the_commit():
     run = story.executor.run
     calls = []
 
-    def garbage_once(cell, inputs):
-        outputs = run(cell, inputs)
-        calls.append(cell)
+    def garbage_once(served, inputs):
+        outputs = run(served, inputs)
+        calls.append(served)
         if len(calls) != 4:
             return outputs
         return outputs._replace(group_tokens=outputs.group_tokens * 0 - 9)

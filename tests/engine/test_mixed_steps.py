@@ -10,6 +10,7 @@ from bucketing.grid import Cell, Grid
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.modes import Served
 from glm_jax.engine.request import RowClass
 from scripts.decision_margins import TOLERANCE, decide, decisions
 from scripts.fuzz_schedules import Asked, LimitedAxis, draw_asked, fuzz, tokens_alone
@@ -54,8 +55,11 @@ class Recorder:
         self.rows: dict[tuple[str, int, RowClass], bytes] = {}
         self.mixed = 0
 
-    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
-        self.outputs = self.runner.run(cell, inputs)
+    def serve(self, cell: Cell, rows: int) -> Served:
+        return self.runner.serve(cell, rows)
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        self.outputs = self.runner.run(served, inputs)
         return self.outputs
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:

@@ -13,6 +13,7 @@ from bucketing.grid import Cell
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.modes import Served, full
 from glm_jax.engine.plan import StepPlan
 from glm_jax.model.cache import Cache
 from glm_jax.model.slots import Slots
@@ -58,8 +59,11 @@ class Contaminator:
         if phase == "dispatch":
             self.plan = plan
 
-    def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
-        runner = self.runner
+    def serve(self, cell: Cell, rows: int) -> Served:
+        return full(cell)
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        runner, cell = self.runner, served.layout
         cache = Cache(*map(np.array, runner._cache))
         slots = Slots(*map(np.array, runner._slots))
         if self.poison is not None:

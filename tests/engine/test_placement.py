@@ -3,7 +3,8 @@ import pytest
 from bucketing.axis import Axis
 from bucketing.grid import Cell, Grid
 from bucketing.step_inputs import Limits
-from glm_jax.engine.chunking import Piece
+from bucketing.step_time import RowEquivalents
+from glm_jax.engine.chunking import Decodes, Piece
 from glm_jax.engine.placement import place
 from glm_jax.engine.request import Request
 from glm_jax.sampling.params import SamplingParams
@@ -15,14 +16,16 @@ def request(length=100, *, slot=None, drafts=0) -> Request:
     return made
 
 
-def placed(decodes, rows, *, widths=(1,), groups=(1, 8), admitted=False):
+def placed(decodes, rows, *, widths=(1,), groups=(1, 8), admitted=False, time=None, grid=None):
     """Place `decodes` decoding requests (a count, or their drafts) and pieces of these rows."""
-    grid = Grid(Axis("prefill rows", (0, 64, 512)), Axis("groups", (0, *groups)), widths)
+    grid = grid or Grid(Axis("prefill rows", (0, 64, 512)), Axis("groups", (0, *groups)), widths)
     drafts = [0] * decodes if isinstance(decodes, int) else decodes
     running = [request(slot=n, drafts=d) for n, d in enumerate(drafts)]
     pieces = [Piece(request(slot=None if admitted else n), r) for n, r in enumerate(rows)]
-    placement = place(grid, Limits(groups[-1], 4, 64), running, pieces)
-    sizes = [[piece.rows for piece in part] for part in placement[1:]]
+    width = 1 + max(drafts, default=0)
+    limits = Limits(groups[-1], 4, 64)
+    placement = place(grid, limits, time or RowEquivalents(), Decodes(running, width), pieces)
+    sizes = [[piece.rows for piece in part] for part in placement[1:3]]
     return placement.cell, *sizes
 
 
@@ -66,3 +69,31 @@ def test_place_never_resets_more_slots_than_the_cell_can():
     assert (cell, len(chunks), len(groups)) == (Cell(0, 8, 1), 0, 6)
     cell, chunks, groups = placed(0, [1] * 4, admitted=True)
     assert (cell, len(chunks), len(groups)) == (Cell(0, 8, 1), 0, 4)
+
+
+class GroupsCost:
+    """Prefill rows are free, groups are not."""
+
+    def predict(self, cell, pairs):
+        return cell.groups
+
+
+def test_place_asks_the_step_time_and_not_the_rows():
+    assert placed(4, [1], groups=(4, 8)) == (Cell(0, 8, 1), [], [1])
+    assert placed(4, [1], groups=(4, 8), time=GroupsCost()) == (Cell(64, 4, 1), [1], [])
+
+
+def test_place_stays_inside_an_incomplete_grid_where_it_can():
+    cells = [(0, 8, 1), (64, 0, 1), (64, 1, 1)]
+    grid = Grid.from_cells(cells, max_num_batched_tokens=64, max_num_seqs=8)
+    assert placed(1, [1], grid=grid) == (Cell(0, 8, 1), [], [1])
+    assert placed(2, [5], grid=grid) == (Cell(64, 8, 1), [5], [])
+
+
+def test_pairs_count_decodes_and_pieces():
+    grid = Grid(Axis("prefill rows", (0, 64)), Axis("groups", (0, 8)), (1,))
+    running, fresh = request(slot=0), request(slot=1)
+    running.computed = 99
+    decodes = Decodes([running], 1, 100)
+    placement = place(grid, Limits(8, 4, 64), RowEquivalents(), decodes, [Piece(fresh, 3)])
+    assert placement.pairs == 100 + 1 + 2 + 3

@@ -30,6 +30,7 @@ def test_kind_follows_the_classes_not_the_places(chunks, groups, kind):
         (RankRows(),),
         tuple(entry("c", row_class) for row_class in chunks),
         tuple(entry("g", row_class) for row_class in groups),
+        pairs=0,
     )
     assert plan.kind == kind
 
@@ -40,6 +41,7 @@ def test_rows_are_counted_per_segment():
         (RankRows(),),
         (entry("a", PREFILL, known=5), entry("b", PREFILL, known=6)),
         (entry("c", DECODE, drafts=2), entry("d", PREFILL, known=2)),
+        pairs=0,
     )
     assert (plan.prefill_rows, plan.prefill_pad_rows) == (11, 5)
     assert (plan.decode_rows, plan.decode_pad_rows) == (5, 7)

@@ -25,6 +25,7 @@ PLAN = StepPlan(
         entry("rest", RowClass.PREFILL, known=2),
         entry("cut rest", RowClass.PREFILL, known=3, sampled=False),
     ),
+    pairs=0,
 )
 CHUNKS = np.array([[90, 91, 92, 93]])
 GROUPS = np.array([[[10, 11, 12], [20, 21, 22], [30, 31, 32], [40, 41, 42]]])

@@ -1,5 +1,6 @@
 """Aborts at any moment, plans that never ran, and a lost pool."""
 
+import dataclasses
 from random import Random
 
 import numpy as np
@@ -107,6 +108,13 @@ def test_a_cancelled_plan_costs_nothing():
     finish_and_check(loop)
 
 
+class SmallBucket:
+    """Every row above the smallest bucket is dear."""
+
+    def predict(self, cell, pairs):
+        return 1.0 if cell.prefill <= 2 else 1000.0
+
+
 def test_a_cancelled_large_chunk_may_return_as_a_small_one():
     # The pages of the cancelled chunk are more than the small cell has updates for.
     loop = loop_with(4, max_num_batched_tokens=32, page_size=1, prefill_buckets=(2, 32))
@@ -115,9 +123,8 @@ def test_a_cancelled_large_chunk_may_return_as_a_small_one():
     plan = loop.schedule()
     assert plan.prefill_rows > 20
     loop.scheduler.cancel(plan)
-    loop.grid.__dict__["_fits"].clear()
-    for rows in range(33):
-        loop.grid._fits[rows] = (min(rows, 2), 0)
+    loop.scheduler.config = dataclasses.replace(loop.config, max_step_ms=1000.0)
+    loop.scheduler.step_time = SmallBucket()
     plan = loop.schedule()
     assert plan.prefill_rows == 2
     loop.commit(plan, loop.run(plan))

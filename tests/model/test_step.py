@@ -5,6 +5,7 @@ import pytest
 
 from bucketing.grid import Cell
 from bucketing.pack import Chunk, Group, PageUpdate, RankRows, SlotReset, SlotSettings, pack
+from glm_jax.engine.modes import full
 
 PREFILL, MIXED, DECODE = Cell(64, 0, 1), Cell(64, 4, 1), Cell(0, 4, 1)
 GREEDY = SlotSettings(0.0, 0, 1.0, 0.0, 0, 0, ())
@@ -18,7 +19,7 @@ def step(tiny_llm):
 
     def run(cell, **rows):
         inputs = pack(cell, tiny_llm.runner.limits, [RankRows(**rows)])
-        outputs = tiny_llm.runner.run(cell, inputs)
+        outputs = tiny_llm.runner.run(full(cell), inputs)
         return type(outputs)(*(np.asarray(array)[0] for array in outputs))
 
     yield run

@@ -7,6 +7,9 @@ import pytest
 from bucketing.grid import Cell
 from bucketing.pack import Chunk, RankRows, SlotReset, SlotSettings, pack
 from bucketing.step_inputs import Limits, input_shapes
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.lowering import Lowering
+from glm_jax.engine.modes import full
 from glm_jax.engine.runner import Runner
 from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
 from glm_jax.model.layer import Form
@@ -41,8 +44,17 @@ def _runner(config, storage, loop, *, dtype="float32", num_pages=17, cell=CELL):
     store = ParameterStore(config, dtype=dtype, storage=storage)
     store.fill_random(seed=1)
     model = store.to_device(jax.devices()[0])
-    runner = Runner(model, config, LIMITS, num_pages=num_pages, cache_dtype=dtype, layer_loop=loop)
-    runner.programs.compile([cell])
+    engine = EngineConfig(
+        max_model_len=LIMITS.pages_per_seq * LIMITS.page_size,
+        max_num_seqs=LIMITS.max_num_seqs,
+        page_size=LIMITS.page_size,
+        num_pages=num_pages,
+        dtype=dtype,
+        layer_storage=storage,
+        layer_loop=loop,
+    )
+    runner = Runner(model, Lowering(config, engine))
+    runner.compile([cell])
     return runner
 
 
@@ -50,7 +62,7 @@ def _hidden(runner, config):
     tokens = np.random.default_rng(2).integers(0, config.vocab_size, 30).astype(np.int32)
     chunk = Chunk(0, tokens, np.append(tokens[1:], 0).astype(np.int32), True)
     rows = RankRows(chunks=[chunk], resets=[SlotReset(0, range(1, 5), 0, GREEDY)])
-    outputs = runner.run(CELL, pack(CELL, LIMITS, [rows]))
+    outputs = runner.run(full(CELL), pack(CELL, LIMITS, [rows]))
     return np.asarray(outputs.hidden)[0, :30]
 
 
@@ -79,7 +91,7 @@ def test_stacked_storage_has_few_leaves_for_the_78_layer_preset():
 @pytest.mark.parametrize("cell", [CELL, Cell(0, 1, 1)], ids=str)
 def test_a_programs_temporaries_do_not_grow_with_the_pool(runners, config, cell):
     doubled = _runner(config, *FORMS[0], num_pages=34, cell=cell)
-    runners[FORMS[0]].programs.compile([cell])
+    runners[FORMS[0]].compile([cell])
     small = runners[FORMS[0]].programs.reports[cell]
     large = doubled.programs.reports[cell]
     assert large.temporary_bytes == small.temporary_bytes

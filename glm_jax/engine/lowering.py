@@ -1,0 +1,205 @@
+"""Lowers any program from the two configs alone: no weights, no cache, no device memory.
+
+The runner's programs and those that a child process compiles come from here, so they are the same.
+"""
+
+import dataclasses
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketing.cell import Cell
+from bucketing.piecewise import Piece
+from bucketing.step_inputs import Limits, StepInputs, input_shapes
+from glm_jax.engine.config import EngineConfig
+from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.head import logits_of
+from glm_jax.model.layer import Form
+from glm_jax.model.piece_shapes import piece_arguments
+from glm_jax.model.pieces import Pieces
+from glm_jax.model.slots import Slots, slot_shapes
+from glm_jax.model.step import build_step
+from glm_jax.model.storage import abstract_model, split_model
+
+# The kind of the program that serves logits of chosen rows, LOGITS_ROWS per call: 64 rows of a 155K
+# vocabulary are 40 MB.
+LOGITS = "logits"
+LOGITS_ROWS = 64
+# Drafts kept per slot; the model has no drafter in the step yet.
+NUM_DRAFTS = 0
+# Options that only choose cells, pages or weights; every other one may change a program, and so a
+# new option is taken to do so until it is listed here.
+_SHAPELESS = frozenset(
+    {
+        "max_num_batched_tokens",
+        "prefill_buckets",
+        "group_buckets",
+        "decode_widths",
+        "grid_cells",
+        "grid_warm",
+        "gpu_memory_utilization",
+        "compilation_cache",
+        "piecewise_buckets",
+        "execution_mode",
+        "max_step_ms",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "max_num_partial_prefills",
+        "watermark",
+        "step_policy",
+        "seed",
+        "skip_tokenizer_init",
+        # Spelt out by num_pages and the limits, or already in the model's config.
+        "max_model_len",
+        "latent_norm_eps",
+    }
+)
+
+
+class Lowering:
+    """What a step program is made from, as shapes.
+
+    Attributes:
+        model: the model's config, as served (with its final latent_norm_eps).
+        engine: the engine's options, "auto" resolved.
+        limits: array widths of a step.
+        form: what is fixed for all steps.
+        params: shapes of the weights' leaves, in the order the programs take them.
+        cache: shapes of the cache, rank axis in front.
+        slots: shapes of the slots, rank axis in front.
+        step: the step as a Python function, for operator-by-operator execution.
+    """
+
+    def __init__(self, model: GlmConfig, engine: EngineConfig) -> None:
+        """Lay out every shape.
+
+        Raises:
+            ValueError: an option is still "auto"; programs depend on its value.
+        """
+        for name in ("dtype", "layer_storage", "layer_loop"):
+            if getattr(engine, name) == "auto":
+                raise ValueError(
+                    f"{name} is 'auto', but programs depend on it. Resolve it for the platform "
+                    "before lowering, as LLM does."
+                )
+        self.model = model
+        self.engine = engine
+        self.limits: Limits = engine.limits()
+        self.form = Form(model, CacheFormat(engine.dtype), engine.decode_path)
+        self._model = abstract_model(model, dtype=engine.dtype, storage=engine.layer_storage)
+        self._pieces = Pieces(self._model, self.form, engine.page_size)
+        merge, self.params = split_model(self._model)
+        self.cache: Cache = _with_rank(
+            cache_shapes(
+                model,
+                self.form.cache_format,
+                num_pages=engine.pool_pages,
+                page_size=engine.page_size,
+            )
+        )
+        self.slots: Slots = _with_rank(slot_shapes(self.limits, NUM_DRAFTS))
+        self.step = build_step(merge, self.form, loop=engine.layer_loop)
+        self._step = jax.jit(self.step, donate_argnums=(1, 2))
+        self._logits = jax.jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Lowering":
+        """Read what ``as_json`` wrote.
+
+        Raises:
+            ValueError: the text does not hold both configs.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict) or set(content) != {"model", "engine"}:
+            raise ValueError("the text is no lowering: it must hold 'model' and 'engine'.")
+        model = {name: _frozen(value) for name, value in content["model"].items()}
+        engine = {name: _frozen(value) for name, value in content["engine"].items()}
+        return cls(GlmConfig(**model), EngineConfig(**engine))
+
+    def as_json(self) -> str:
+        """Both configs, for another process to lower the same programs."""
+        return json.dumps(
+            {"model": dataclasses.asdict(self.model), "engine": dataclasses.asdict(self.engine)}
+        )
+
+    def description(self) -> dict[str, Any]:
+        """All that programs depend on besides their key, the sources and the platform."""
+        options = dataclasses.asdict(self.engine)
+        shaping = {name: options[name] for name in options.keys() - _SHAPELESS}
+        shaping |= {"num_pages": self.engine.pool_pages, "limits": self.limits._asdict()}
+        # Pieces are packed for the widest step.
+        shaping |= {"num_drafts": NUM_DRAFTS, "widest": self.engine.widest}
+        return {"model": dataclasses.asdict(self.model), "engine": shaping}
+
+    def inputs(self, cell: Cell) -> StepInputs:
+        """Shapes of a cell's inputs."""
+        shapes = input_shapes(cell, self.limits)
+        return StepInputs(*(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in shapes))
+
+    def lower(self, key: Cell | Piece) -> jax.stages.Lowered:
+        """Trace and lower a program; compiling the result gives the program.
+
+        Args:
+            key: a cell for its whole step, a piece for that part of a step, or ``logits_key`` for
+                logits of any rows of a step.
+        """
+        if isinstance(key, Cell):
+            return self._step.lower(self.params, self.cache, self.slots, self.inputs(key))
+        if key.kind == LOGITS:
+            return self._lower_logits(key.rows)
+        call, donated = self._pieces.functions()[key.kind]
+        if key.kind == "embed":
+            call = partial(call, size=key.rows)
+        arguments = piece_arguments(
+            self._pieces,
+            self._model,
+            self.cache,
+            self.slots,
+            self.inputs(self.engine.widest),
+            key.rows,
+        )
+        return jax.jit(call, donate_argnums=donated).lower(*arguments[key.kind])
+
+    def _lower_logits(self, rows: int) -> jax.stages.Lowered:
+        head = self._model.head.get_value()
+        hidden = jax.ShapeDtypeStruct((1, rows, self.model.hidden_size), head.dtype)
+        index = jax.ShapeDtypeStruct((LOGITS_ROWS,), np.int32)
+        return self._logits.lower(hidden, head, index)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return _bytes(self.params)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of the pool."""
+        return _bytes(self.cache) // self.engine.pool_pages
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots."""
+        return _bytes(self.slots)
+
+
+def logits_key(layout: Cell) -> Piece:
+    """The key of the program that turns hidden rows of a layout into logits."""
+    return Piece(LOGITS, layout.rows)
+
+
+def _with_rank(shapes: Any) -> Any:
+    """Put the rank axis (size 1) in front of every shape."""
+    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), shapes)
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(spec.size * spec.dtype.itemsize for spec in jax.tree.leaves(shapes))
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

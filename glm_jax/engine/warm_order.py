@@ -1,0 +1,56 @@
+"""Which programs are waited for before the first request, and which follow in the background."""
+
+from typing import NamedTuple
+
+from bucketing.cell import Cell
+from bucketing.hot_cells import hot_cells
+from bucketing.piecewise import PieceBuckets
+from bucketing.program_key import ProgramKey
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.lowering import logits_key
+from glm_jax.engine.program_keys import piece_keys
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.piece_shapes import kinds_of
+
+
+class WarmOrder(NamedTuple):
+    """Programs in the order to get them.
+
+    Attributes:
+        now: before the first request.
+        later: while serving.
+    """
+
+    now: tuple[ProgramKey, ...]
+    later: tuple[ProgramKey, ...]
+
+
+def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
+    """Order the programs that an engine may need, as grid_warm and execution_mode say.
+
+    Pieces come first wherever a step may need them, since they serve every step; an engine whose
+    grid is complete and waited for never needs any.
+    """
+    pieces = PieceBuckets(kinds_of(model), engine.piecewise_axis(), ())
+    cells = engine.grid().cells()
+    mode = engine.execution_mode
+    if mode == "eager":
+        return WarmOrder(tuple(dict.fromkeys(map(logits_key, cells))), ())
+    if mode == "piecewise":
+        return WarmOrder(piece_keys(engine, pieces), pieces.rest)
+    hot = hot_cells(engine.grid())
+    waited = {"none": (), "hot": hot, "all": cells}[engine.grid_warm]
+    if mode == "full":
+        # Nothing else could serve the steps of a cell that is still missing.
+        waited = cells
+    later = [cell for cell in (*hot, *cells) if cell not in waited]
+    needs_pieces = mode == "auto" and (later or not engine.grid().complete)
+    now = [*(piece_keys(engine, pieces) if needs_pieces else ()), *_with_logits(waited)]
+    rest = [*_with_logits(later), *(pieces.rest if needs_pieces else ())]
+    now = dict.fromkeys(now)
+    return WarmOrder(tuple(now), tuple(key for key in dict.fromkeys(rest) if key not in now))
+
+
+def _with_logits(cells: tuple[Cell, ...] | list[Cell]) -> tuple[ProgramKey, ...]:
+    """Cells, then the programs that turn their rows into logits."""
+    return (*cells, *map(logits_key, cells))

@@ -1,0 +1,1 @@
+"""What an engine would do with a request trace, in virtual time: no device, no waiting."""
