@@ -1,8 +1,9 @@
 """A child process that compiles: the parent's end and the child's end of one line-wise protocol.
 
 Down: a JSON line with the job, then one line per key. Up: a line when the job is understood, then
-one per key, done or failed. The pipe down is also the child's lifeline: when it closes, because the parent closed it or died in
-whatever way, the child ends at once, even in the middle of a compilation.
+one per key, done or failed. The pipe down is also the child's lifeline: when it closes, because the
+parent closed it or died in whatever way, the child ends at once, even in the middle of a
+compilation.
 """
 
 import json

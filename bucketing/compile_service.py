@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bucketing.compile_child import CompileChild, CompileError
+from bucketing.compile_child import ChildStartError, CompileChild, CompileError
 from bucketing.program_key import ProgramKey
 from bucketing.program_store import ProgramStore
 from bucketing.programs import CompileReport, ProgramTable, compile_program
@@ -129,13 +129,12 @@ class CompileService:
                 raise CompileError("what the child stored could not be loaded")
         except Exception as error:  # a background program is never worth the engine
             worker.drop_child()
-            if self._crew.closed:
-                return
-            if self._crew.retry(key, ATTEMPTS):
-                return
-            self.failed[key] = reason = f"{type(error).__name__}: {error}"
-            if self._on_failed is not None:
-                self._on_failed(key, reason)
+            # A child that does not start is not this program's fault, and no other has a chance.
+            cannot_start = isinstance(error, ChildStartError | OSError)
+            for lost in self._crew.give_up(key, all_waiting=cannot_start):
+                self.failed[lost] = reason = f"{type(error).__name__}: {error}"
+                if self._on_failed is not None:
+                    self._on_failed(lost, reason)
 
     def _load(self, key: ProgramKey, *, source: str = "loaded") -> bool:
         """Load a program from the store into the table, if it is there."""
@@ -193,7 +192,8 @@ class _Crew:
         self._changed = threading.Condition()
         self._waiting: deque[ProgramKey] = deque()
         self._busy: list[ProgramKey] = []
-        self._attempts: dict[ProgramKey, int] = {}
+        # Failures by key; those of children that do not start under None.
+        self._attempts: dict[ProgramKey | None, int] = {}
         self._threads: set[threading.Thread] = set()
         self._alive: set[CompileChild] = set()
 
@@ -215,14 +215,25 @@ class _Crew:
                 self._threads.add(thread)
                 thread.start()
 
-    def retry(self, key: ProgramKey, attempts: int) -> bool:
-        """Queue a failed key again, last; False if it has had its attempts."""
+    def give_up(self, key: ProgramKey, *, all_waiting: bool) -> list[ProgramKey]:
+        """Queue a failed key again, or say which keys will never come.
+
+        Args:
+            key: it failed.
+            all_waiting: whatever it was will befall all that wait.
+        """
         with self._changed:
-            self._attempts[key] = self._attempts.get(key, 0) + 1
-            if self._attempts[key] >= attempts:
-                return False
-            self._waiting.append(key)
-            return True
+            if self.closed:
+                return []
+            tries = None if all_waiting else key
+            self._attempts[tries] = self._attempts.get(tries, 0) + 1
+            if self._attempts[tries] < ATTEMPTS:
+                self._waiting.append(key)
+                return []
+            lost = [key, *(self._waiting if all_waiting else ())]
+            if all_waiting:
+                self._waiting.clear()
+            return lost
 
     def wait(self, timeout: float | int | None) -> bool:
         with self._changed:
@@ -246,7 +257,7 @@ class _Crew:
         with self._changed:
             if self.closed or not self._command:
                 state = "is closed" if self.closed else "was given no command that starts a child"
-                raise CompileError(f"the compile service {state}")
+                raise ChildStartError(f"the compile service {state}")
             child = CompileChild(self._command, self._job)
             self._alive.add(child)
             return child

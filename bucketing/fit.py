@@ -5,15 +5,16 @@ prefill bucket. Guillotine: each prefill bucket has its own; it wins where decod
 steps of G (few rows hit few experts) and mixed steps do not.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from bucketing.axis import Axis
 from bucketing.cell import Cell
-from bucketing.fit_problem import CUT_SHARE, Problem, Shape
+from bucketing.fit_problem import CUT_SHARE, Candidates, Problem, Shape
 from bucketing.grid import Grid
 from bucketing.guillotine import fit_guillotine
 from bucketing.separable import fit_separable
@@ -115,27 +116,27 @@ def fit_grid(
     _check(loads, Shape(max_num_batched_tokens, max_num_seqs, max(widths)))
     cuts = CUT_SHARE if prefill is None else 0.0
     sizes = prefill or ladder(max_num_batched_tokens, FIRST_PREFILL, PER_DOUBLING)
-    axis = Axis.cut("prefill rows", sizes, max_num_batched_tokens).edges
-    groups = (0, *ladder(max_num_seqs, FIRST_GROUPS, PER_DOUBLING))
-    spread = [_with_headroom(load.shapes, max_num_seqs, widths) for load in loads]
-    whole = [Problem(load.shapes, step_time, axis, groups, tuple(widths), cuts) for load in loads]
-    weights = [1.0] * len(loads)
+    candidates = Candidates(
+        Axis.cut("prefill rows", sizes, max_num_batched_tokens).edges,
+        (0, *ladder(max_num_seqs, FIRST_GROUPS, PER_DOUBLING)),
+        tuple(widths),
+    )
+    cost = candidates.price(step_time)
+    seen = [Problem(candidates, cost, candidates.weigh(load.shapes), cuts) for load in loads]
+    spread = [candidates.weigh(_with_headroom(load.shapes, candidates)) for load in loads]
+    weights = np.ones(len(loads))
     best: Fit | None = None
     for _ in range(ROUNDS if len(loads) > 1 else 1):
-        mixed: defaultdict[Shape, float] = defaultdict(float)
-        for shapes, weight in zip(spread, weights, strict=True):
-            for shape, share in shapes.items():
-                mixed[shape] += weight * share
-        grid = _fit_mixed(dataclasses.replace(whole[0], shapes=mixed), programs)
-        wastes = [
-            problem.seconds(grid) - load.exact for problem, load in zip(whole, loads, strict=True)
-        ]
-        if best is None or max(wastes) < best.waste:
-            best = Fit(grid, max(wastes))
+        mixed = sum(weight * load for weight, load in zip(weights, spread, strict=True))
+        grid = _fit_mixed(Problem(candidates, cost, np.asarray(mixed), cuts), programs)
+        wastes = np.array(
+            [problem.seconds(grid) - load.exact for problem, load in zip(seen, loads, strict=True)]
+        )
+        if best is None or wastes.max() < best.waste:
+            best = Fit(grid, float(wastes.max()))
         # A floor, since a load without waste must not lose all its weight.
-        least = max(wastes) / 10
-        weights = [w * max(waste, least, 1e-9) for w, waste in zip(weights, wastes, strict=True)]
-        weights = [w / sum(weights) for w in weights]
+        weights = weights * np.maximum(wastes, max(wastes.max() / 10, 1e-9))
+        weights /= weights.sum()
     assert best is not None, f"{ROUNDS=}"
     return best
 
@@ -150,9 +151,7 @@ def _check(loads: Sequence[Load], most: Shape) -> None:
                 )
 
 
-def _with_headroom(
-    shapes: Mapping[Shape, float], max_num_seqs: int, widths: Sequence[int]
-) -> dict[Shape, float]:
+def _with_headroom(shapes: Mapping[Shape, float], candidates: Candidates) -> dict[Shape, float]:
     """Return the shapes with a small share of steps that have more groups, or narrower ones."""
     spread: defaultdict[Shape, float] = defaultdict(float)
     for shape, weight in shapes.items():
@@ -160,9 +159,9 @@ def _with_headroom(
         if shape.groups == 0:
             continue
         for factor, share in HEADROOM:
-            groups = min(max_num_seqs, math.ceil(shape.groups * factor))
+            groups = min(candidates.groups[-1], math.ceil(shape.groups * factor))
             spread[shape._replace(groups=groups)] += share * weight
-        for width in widths:
+        for width in candidates.widths:
             if width < shape.width:
                 spread[shape._replace(width=width)] += NARROW_SHARE * weight
     return spread

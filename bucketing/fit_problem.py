@@ -1,8 +1,8 @@
 """What the fitting of a grid starts from: traffic, candidate sizes, and what each cell costs."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,48 +26,71 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Traffic, candidates and the cost of every candidate cell.
+class Candidates:
+    """The sizes that a grid may have.
 
     Attributes:
-        shapes: Weight of each shape.
-        step_time: Predicts the time of a cell.
-        prefill: Candidate prefill sizes, ascending from 0 to the budget.
-        groups: Candidate group sizes, ascending from 0 to max_num_seqs.
+        prefill: Prefill sizes, ascending from 0 to the budget.
+        groups: Group sizes, ascending from 0 to max_num_seqs.
         widths: Decode widths, ascending.
-        cut_share: How many of the cuts to a lower bucket that would pay are made.
     """
 
-    shapes: Mapping[Shape, float]
-    step_time: StepTime
     prefill: tuple[int, ...]
     groups: tuple[int, ...]
     widths: tuple[int, ...]
-    cut_share: float = CUT_SHARE
 
-    @cached_property
-    def cost(self) -> Float[np.ndarray, "widths prefill groups"]:
-        """Seconds of every candidate cell; the empty one is free."""
+    def weigh(self, shapes: Mapping[Shape, float]) -> Float[np.ndarray, "widths prefill groups"]:
+        """Return the weight of the traffic by the smallest candidate that holds it.
+
+        Steps without groups count as of the largest width, whose cells every grid has.
+        """
+        total = np.zeros((len(self.widths), len(self.prefill), len(self.groups)))
+        for (rows, groups, width), weight in shapes.items():
+            w = bisect_left(self.widths, width) if groups else len(self.widths) - 1
+            total[w, bisect_left(self.prefill, rows), bisect_left(self.groups, groups)] += weight
+        return total
+
+    def price(self, step_time: StepTime) -> Float[np.ndarray, "widths prefill groups"]:
+        """Return the seconds of every candidate cell; the empty one is free."""
         table = [
-            [[self.step_time.predict(Cell(p, g, q), 0) for g in self.groups] for p in self.prefill]
+            [[step_time.predict(Cell(p, g, q), 0) for g in self.groups] for p in self.prefill]
             for q in self.widths
         ]
         seconds = np.array(table)
         seconds[:, 0, 0] = 0.0
         return seconds
 
-    @cached_property
-    def weight(self) -> Float[np.ndarray, "widths prefill groups"]:
-        """Weight of the traffic by the smallest candidate that holds it.
 
-        Steps without groups count as of the largest width, whose cells every grid has.
-        """
-        total = np.zeros((len(self.widths), len(self.prefill), len(self.groups)))
-        for (rows, groups, width), weight in self.shapes.items():
-            w = int(np.searchsorted(self.widths, width)) if groups else len(self.widths) - 1
-            p, g = np.searchsorted(self.prefill, rows), np.searchsorted(self.groups, groups)
-            total[w, p, g] += weight
-        return total
+@dataclass(frozen=True)
+class Problem:
+    """Traffic, candidate sizes, and the cost of every candidate cell.
+
+    Attributes:
+        candidates: The sizes.
+        cost: Seconds of every candidate cell.
+        weight: Weight of the traffic at every candidate.
+        cut_share: How many of the cuts to a lower bucket that would pay are made.
+    """
+
+    candidates: Candidates
+    cost: Float[np.ndarray, "widths prefill groups"]
+    weight: Float[np.ndarray, "widths prefill groups"]
+    cut_share: float = CUT_SHARE
+
+    @property
+    def prefill(self) -> tuple[int, ...]:
+        """Candidate prefill sizes."""
+        return self.candidates.prefill
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Candidate group sizes."""
+        return self.candidates.groups
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Decode widths."""
+        return self.candidates.widths
 
     @property
     def largest_cost(self) -> float:
@@ -108,21 +131,24 @@ class Problem:
 
         Such a grid gives the candidates that hold a shape the same cell as the shape.
         """
-        total = 0.0
-        for w, p, g in np.argwhere(self.weight).tolist():
-            shape = Shape(self.prefill[p], self.groups[g], self.widths[w])
-            total += float(self.weight[w, p, g]) * self._seconds(grid, shape)
-        return total
+        where = np.argwhere(self.weight).tolist()
+        seconds = [self._seconds(grid, w, p, g) for w, p, g in where]
+        return float(self.weight[self.weight != 0] @ np.array(seconds))
 
-    def _seconds(self, grid: Grid, shape: Shape) -> float:
+    def _seconds(self, grid: Grid, w: int, p: int, g: int) -> float:
         """Return the expected time of one step, cuts included as in `bucket_cost`."""
-        rows, groups, width = shape
+        rows, groups, width = self.prefill[p], self.groups[g], self.widths[w]
         cell = grid.cell_for(rows, min(rows, 1), groups, width)
-        whole = self.step_time.predict(cell, 0)
+        whole = self._price(cell)
         below = grid.prefill.floor(rows)
-        if below in (0, rows):
+        if below in (0, rows) or self.cut_share == 0:
             return whole
-        base = self.step_time.predict(grid.cell_for(0, 0, groups, width), 0) if groups else 0.0
+        base = self._price(grid.cell_for(0, 0, groups, width)) if groups else 0.0
         rest = (rows - below) * (whole - base) / cell.prefill
-        cut = self.step_time.predict(grid.cell_for(below, 1, groups, width), 0) + rest
+        cut = self._price(grid.cell_for(below, 1, groups, width)) + rest
         return whole - self.cut_share * max(whole - cut, 0)
+
+    def _price(self, cell: Cell) -> float:
+        w = bisect_left(self.widths, cell.width)
+        p, g = bisect_left(self.prefill, cell.prefill), bisect_left(self.groups, cell.groups)
+        return float(self.cost[w, p, g])

@@ -1,37 +1,31 @@
 """The ``glm-jax`` command."""
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import glm_jax
+from glm_jax import grid_plan
+from glm_jax.cli_flags import (
+    add_engine_flags,
+    add_model_flag,
+    add_sampling_flags,
+    engine_options,
+    sampling_params,
+)
 from glm_jax.demo.comparison import Comparison, turns
 from glm_jax.demo.prompts import make_prompts
 from glm_jax.demo.report import report
 from glm_jax.demo.scenario import Scenario
 from glm_jax.demo.table import live_run, run_line, summary
-from glm_jax.engine.config import EngineConfig
-from glm_jax.sampling.params import SamplingParams
 
-# Engine options that are plain values on the command line.
-_ENGINE_FLAGS = (
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "page_size",
-    "num_pages",
-    "seed",
-    "layer_storage",
-    "layer_loop",
-    "latent_norm_eps",
-)
 _SCENARIO_FLAGS = {
     "requests": "requests that are decoding when the long prompt arrives",
     "prompt_length": "tokens of the prompt of each of those",
@@ -48,7 +42,6 @@ prompt's first token. Total: from the arrival until all requests are done. All a
 times of steps, so drawing the tables does not count; with --repeat they are medians over the runs,
 which take turns. In the JSON, unmixed is prefill_first.
 """
-_FLAG_TYPES = {"num_pages": int, "latent_norm_eps": float}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("prompt", nargs="+", help="one or more prompts, run together")
     generate.add_argument("--chat", action="store_true", help="send each prompt as a chat turn")
-    _add_model_flags(generate)
-    _add_sampling_flags(generate)
+    add_engine_flags(generate)
+    add_sampling_flags(generate)
     generate.set_defaults(run=_generate)
     demo = commands.add_parser(
         "demo",
@@ -81,10 +74,32 @@ def _parser() -> argparse.ArgumentParser:
         description=_DEMO,
         allow_abbrev=False,
     )
-    _add_model_flag(demo)
+    add_model_flag(demo)
     _add_demo_flags(demo)
     demo.set_defaults(run=_demo)
+    _add_grid_commands(commands)
     return parser
+
+
+def _add_grid_commands(commands: Any) -> None:
+    grid = commands.add_parser("grid", help="plan, compile and look at the grid of programs")
+    actions = grid.add_subparsers(dest="action", required=True)
+    plan = actions.add_parser(
+        "plan", help="choose the cells from a request trace or a step log", allow_abbrev=False
+    )
+    grid_plan.add_arguments(plan)
+    plan.set_defaults(run=grid_plan.run)
+    warm = actions.add_parser(
+        "warm", help="compile all programs now, so that later starts load them", allow_abbrev=False
+    )
+    add_engine_flags(warm)
+    warm.set_defaults(run=_grid_warm)
+    show = actions.add_parser(
+        "show", help="use, padding and compile time of every cell", allow_abbrev=False
+    )
+    add_engine_flags(show)
+    show.add_argument("--png", type=Path, help="also draw the maps into this file")
+    show.set_defaults(run=_grid_show)
 
 
 def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
@@ -96,55 +111,9 @@ def _add_demo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print figures and steps as JSON")
 
 
-def _add_model_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", help="checkpoint folder, or tiny-random; without it the embedded model"
-    )
-
-
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    _add_model_flag(parser)
-    group = parser.add_argument_group("engine options")
-    for field in fields(EngineConfig):
-        if field.name in _ENGINE_FLAGS:
-            kind = _FLAG_TYPES.get(field.name, type(field.default))
-            assert field.default is not MISSING, f"{field.name=} has no default"
-            group.add_argument(f"--{field.name.replace('_', '-')}", type=kind, dest=field.name)
-
-
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--top-k", type=int, default=0)
-    group.add_argument("--min-p", type=float, default=0.0)
-    group.add_argument("--sampling-seed", type=int, help="same seed, same text")
-    group.add_argument("--max-tokens", type=int, default=128)
-    group.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true")
-
-
-def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    chosen = {name: getattr(options, name) for name in _ENGINE_FLAGS}
-    return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _sampling_params(options: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        seed=options.sampling_seed,
-        max_tokens=options.max_tokens,
-        stop=options.stop,
-        ignore_eos=options.ignore_eos,
-    )
-
-
 def _generate(options: argparse.Namespace) -> int:
-    params = _sampling_params(options)
-    chosen = _engine_options(options)
+    params = sampling_params(options)
+    chosen = engine_options(options)
     chosen.setdefault("max_num_seqs", len(options.prompt))
     # Resolved at this line, JAX and all, so that --help and usage errors are instant.
     llm = glm_jax.LLM(options.model, **chosen)
@@ -167,6 +136,18 @@ def _generate(options: argparse.Namespace) -> int:
     else:
         for prompt, text in zip(options.prompt, texts, strict=True):
             print(f"--- {prompt}\n{text}")
+    return 0
+
+
+def _grid_warm(options: argparse.Namespace) -> int:
+    # By name, here and below: JAX loads with the command that needs it, so that --help is instant.
+    importlib.import_module("glm_jax.grid_warm").run(options.model, engine_options(options))
+    return 0
+
+
+def _grid_show(options: argparse.Namespace) -> int:
+    show = importlib.import_module("glm_jax.grid_show")
+    show.run(options.model, engine_options(options), png=options.png)
     return 0
 
 

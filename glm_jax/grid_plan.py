@@ -35,12 +35,11 @@ from glm_jax.simulate.virtual_time import Speculation, VirtualRun, VirtualTime
 # Cache pages of 64 tokens that 8 H200 hold beside the weights of GLM-5.3: 4.2e6 tokens of 53,940
 # bytes in about 28 GB each.
 NODE_PAGES = 65_625
-# Prefill buckets to try. Doubling ones add up to any prompt; the last has more of them.
+# Prefill buckets to try: doubling ones add up to any prompt with few programs; finer ones round
+# single prompts less.
 PREFILL_LADDERS = (
-    (256, 512, 1024, 2048, 4096),
     (128, 256, 512, 1024, 2048, 4096),
     (256, 448, 768, 1152, 1536, 2560, 4096),
-    (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144),
     (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4608, 5120, 5632, 6144, 7168),
 )
 LADDER_REQUESTS = 1500
@@ -59,7 +58,7 @@ class Limits(NamedTuple):
     budget: int = 8192
     max_num_seqs: int = 256
     drafts: int = 5
-    acceptance: float = 3.0
+    acceptance: float | int = 3.0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -117,25 +116,48 @@ def simulate(
     return VirtualTime(limits.config(arrivals), grid, step_time, speculation).run(arrivals)
 
 
-def fit_traces(
+class Served:
+    """A trace as it is served under each ladder of prefill buckets.
+
+    What a step asks for depends on the buckets, since the scheduler cuts prompts to them.
+    """
+
+    def __init__(self, limits: Limits, step_time: UsefulTime, arrivals: Sequence[Arrival]) -> None:
+        """Serve nothing yet."""
+        self._limits = limits
+        self._step_time = step_time
+        self._arrivals = arrivals
+        self._loads: dict[tuple[Sequence[int], int | None], Load] = {}
+
+    def load(self, prefill: Sequence[int], most: int | None = None) -> Load:
+        """Return the traffic under a ladder, of the first `most` requests; remembered."""
+        asked = prefill, most
+        if asked not in self._loads:
+            arrivals = self._arrivals[:most]
+            run = simulate(self._limits, self._limits.fine(prefill), self._step_time, arrivals)
+            self._loads[asked] = load_of(run.steps, self._step_time)
+        return self._loads[asked]
+
+
+def fit_served(
     limits: Limits,
     step_time: UsefulTime,
-    traces: Sequence[Sequence[Arrival]],
+    traces: Sequence[Served],
     programs: int,
+    ladders: Sequence[Sequence[int]] = PREFILL_LADDERS,
 ) -> Grid:
     """Return the grid whose greatest expected waste over some traces is least.
 
-    What a step asks for depends on the prefill buckets, since the scheduler cuts prompts to them.
-    So every trace is served with each of a few ladders of them, and fitted as it was then. The
-    ladder is chosen on the beginning of the traces, the cells on all of them.
+    The ladder is chosen on the beginning of the traces, the cells on all of them.
     """
 
     def fitted(prefill: Sequence[int], most: int | None) -> Fit:
-        runs = [simulate(limits, limits.fine(prefill), step_time, t[:most]) for t in traces]
-        loads = [load_of(run.steps, step_time) for run in runs]
+        loads = [trace.load(prefill, most) for trace in traces]
         return limits.fit(loads, step_time, programs, prefill)
 
-    chosen = min(PREFILL_LADDERS, key=lambda prefill: fitted(prefill, LADDER_REQUESTS).waste)
+    if len(ladders) == 1:
+        return fitted(ladders[0], None).grid
+    chosen = min(ladders, key=lambda prefill: fitted(prefill, LADDER_REQUESTS).waste)
     return fitted(chosen, None).grid
 
 
@@ -183,7 +205,7 @@ def plan_from_trace(
 ) -> tuple[Grid, Waste, VirtualRun]:
     """Fit on the first half of a trace, serve the second with the new grid."""
     first, second = halves(arrivals)
-    grid = fit_traces(limits, step_time, [first], programs)
+    grid = fit_served(limits, step_time, [Served(limits, step_time, first)], programs)
     scored = simulate(limits, grid, step_time, second)
     return grid, measure_waste(scored.steps, step_time), scored
 

@@ -20,6 +20,7 @@ from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.engine.runner import Runner
 from glm_jax.engine.warm_order import warm_order
 from glm_jax.engine_options import resolve_options
+from glm_jax.measurements import Measurements
 from glm_jax.model_files import find_model, load_model
 from glm_jax.progress import compiling_bar, loading_bar
 from glm_jax.sampling.params import SamplingParams, check_names
@@ -83,9 +84,12 @@ class LLM:
         check_pool(lowering, programs.reports, budget)
         self.runner = Runner(transformer, lowering, programs)
         self.compiler.start(order.later)
+        store = self.compiler.store
+        self._measured = Measurements(store.folder if store.lasting else None)
         self.engine = Engine(
             self.config,
             self.runner,
+            step_time=self._measured.step_time,
             vocab_size=self.model_config.vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
             tokenizer=self.tokenizer,
@@ -191,6 +195,7 @@ class LLM:
         try:
             while not all(map(self.engine.is_finished, request_ids)):
                 self._step()
+            self._measured.save(self.engine.use)
             return [self.engine.release(request_id) for request_id in request_ids]
         except BaseException:
             self._drop(request_ids)
@@ -205,6 +210,7 @@ class LLM:
 
     def _drop(self, request_ids: Iterable[str]) -> None:
         """End and forget requests, whatever state they are in."""
+        self._measured.save(self.engine.use)
         for request_id in request_ids:
             self._pieces.pop(request_id, None)
             self.engine.abort(request_id)

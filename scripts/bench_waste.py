@@ -22,7 +22,7 @@ from rich.table import Table
 from bucketing.grid import Grid
 from bucketing.step_rows import StepRows
 from bucketing.waste import measure_waste
-from glm_jax.grid_plan import Limits, fit_traces, simulate
+from glm_jax.grid_plan import Limits, Served, fit_served, simulate
 from glm_jax.simulate.step_time import H200StepTime
 from glm_jax.simulate.traces import halves, read_trace, speed_up
 from glm_jax.simulate.virtual_time import VirtualRun
@@ -164,11 +164,12 @@ def bench(
     """Return all scores of one trace."""
     name, model = Path(path).name, H200StepTime(drafts=LIMITS.drafts)
     first, second = halves(read_trace(path), requests)
-    loads = {m: (speed_up(first, m), speed_up(second, m)) for m in multipliers}
-    common = fit_traces(LIMITS, model, [load[0] for load in loads.values()], programs)
+    served = {m: Served(LIMITS, model, speed_up(first, m)) for m in multipliers}
+    common = fit_served(LIMITS, model, list(served.values()), programs)
     scores = []
-    for m, (early, late) in loads.items():
-        own = fit_traces(LIMITS, model, [early], programs)
+    for m in multipliers:
+        late = speed_up(second, m)
+        own = fit_served(LIMITS, model, [served[m]], programs)
         for label, grid in (("ours, one grid per trace", common), ("ours, one per load", own)):
             run = simulate(LIMITS, grid, model, late)
             scores.append(score_grid(name, m, label, grid, run, model))

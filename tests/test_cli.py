@@ -1,8 +1,15 @@
 """The command line without a model: usage, errors, exit codes."""
 
+import argparse
+import json
+
 import pytest
 
+from bucketing.axis import Axis
+from bucketing.grid import Grid
 from glm_jax.cli import main
+from glm_jax.cli_flags import add_engine_flags, engine_options
+from glm_jax.engine.config import EngineConfig
 
 
 def test_help_names_the_commands(capsys):
@@ -29,3 +36,39 @@ def test_generate_refuses_an_unknown_flag(capsys):
 def test_generate_refuses_a_bad_sampling_value(capsys):
     assert main(["generate", "hello", "--top-p", "1.5"]) == 2
     assert "top_p is 1.5" in capsys.readouterr().err
+
+
+def options_of(*arguments: str) -> dict:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    return engine_options(parser.parse_args(arguments))
+
+
+def test_axes_on_the_command_line_bound_the_step():
+    options = options_of("--grid-prefill", "0,64,256", "--grid-decode", "0,1,4")
+    grid = EngineConfig(**options).grid()
+    assert grid.prefill.edges == (0, 64, 256)
+    assert grid.groups.edges == (0, 1, 4)
+
+
+def test_a_limit_given_beside_axes_wins():
+    options = options_of("--grid-prefill", "64,256", "--max-num-batched-tokens", "128")
+    assert EngineConfig(**options).grid().prefill.edges == (0, 64, 128)
+
+
+def test_a_grid_file_gives_the_cells(tmp_path):
+    grid = Grid(Axis("prefill rows", (0, 32)), Axis("groups", (0, 3)), (1, 2))
+    (tmp_path / "grid.json").write_text(json.dumps(grid.as_json()))
+    options = options_of("--grid", str(tmp_path / "grid.json"))
+    assert EngineConfig(**options).grid().cells() == grid.cells()
+
+
+def test_a_grid_file_and_axes_are_refused_together(tmp_path):
+    with pytest.raises(ValueError, match="both give the cells"):
+        options_of("--grid", str(tmp_path / "grid.json"), "--grid-decode", "1")
+
+
+def test_sizes_that_are_none_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        options_of("--grid-prefill", "64;256")
+    assert "write integers with commas" in capsys.readouterr().err

@@ -5,27 +5,29 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
 from bucketing.grid import Cell, Grid
+from bucketing.grid_use import GridUse
 from bucketing.pack import pack
 from bucketing.step_inputs import StepInputs, StepOutputs
+from bucketing.step_time import StepTime, StepTimeModel
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
-from glm_jax.engine.modes import Served
+from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
     CompletionOutput,
-    HostPhases,
     RequestOutput,
+    StepRecord,
     StepResult,
     StreamDelta,
     record_of,
 )
 from glm_jax.engine.pages import PagePool
+from glm_jax.engine.phase_clock import PhaseClock
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request import FinishReason, Request
 from glm_jax.engine.scheduler import RequestUpdate, Scheduler
@@ -74,6 +76,7 @@ class Engine:
     Attributes:
         scheduler: queues, pages and slots.
         steps: steps taken.
+        use: how often each cell was used, and how full it was.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         tokenizer: Tokenizer | None = None,
         grid: Grid | None = None,
+        step_time: StepTime | None = None,
         fault_hook: FaultHook = no_fault,
     ) -> None:
         """Start empty.
@@ -96,13 +100,15 @@ class Engine:
             eos_token_ids: the model's end tokens.
             tokenizer: None works on token ids only.
             grid: the compiled cells; by default the grid of ``config``.
+            step_time: predicts steps for the scheduler; a ``StepTimeModel`` also learns from every
+                FULL step. By default a step costs its rows.
             fault_hook: called at the start of each phase; tests raise in it.
         """
         self.config = config
-        self.scheduler = Scheduler(
-            config, grid or config.grid(), PagePool(config.pool_pages, config.page_size)
-        )
+        pages = PagePool(config.pool_pages, config.page_size)
+        self.scheduler = Scheduler(config, grid or config.grid(), pages, step_time)
         self.steps = 0
+        self.use = GridUse()
         self._executor = executor
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -196,12 +202,12 @@ class Engine:
         """
         started = time.perf_counter()
         deltas, self._late = self._late, []
-        clock = _PhaseClock(started)
+        clock = PhaseClock(started)
         plan: StepPlan | None = None
         self._served = None
         fault = None
         try:
-            with _phase("schedule", clock):
+            with clock.phase("schedule"):
                 self._fault_hook("schedule", None)
                 plan = self.scheduler.schedule()
             if plan is not None:
@@ -219,28 +225,39 @@ class Engine:
             raise
         wall_time = time.perf_counter() - started
         record = record_of(self.steps, plan, self._served, clock.phases(), wall_time, fault)
+        self._learn(record)
         self.steps += 1
         return StepResult(deltas, record)
 
-    def _run(self, plan: StepPlan, clock: "_PhaseClock") -> list[StreamDelta]:
+    def _run(self, plan: StepPlan, clock: PhaseClock) -> list[StreamDelta]:
         """Everything after planning."""
-        with _phase("pack", clock):
+        with clock.phase("pack"):
             self._fault_hook("pack", plan)
             served = self._served = self._executor.serve(plan.cell, plan.useful_rows)
             inputs = pack(served.layout, self.scheduler.limits, plan.rows)
-        with _phase("dispatch", clock):
+        with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
             outputs = self._executor.run(served, inputs)
-        with _phase("device", clock):
+        with clock.phase("device"):
             self._fault_hook("device", plan)
             self._collect_logits(plan, served.layout, outputs)
-        with _phase("fetch", clock):
+        with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
             drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
             fetched = tuple(np.asarray(array) for array in drawn)
-        with _phase("commit", clock):
+        with clock.phase("commit"):
             self._fault_hook("commit", plan)
             return [self._delta(update) for update in self.scheduler.commit(plan, *fetched)]
+
+    def _learn(self, record: StepRecord) -> None:
+        """Count a step, and let the step-time model see one that ran as its cell's program."""
+        if record.cell is None or record.fault is not None:
+            return
+        model, seconds = self.scheduler.step_time, record.wall_time
+        rows = record.prefill_rows + record.decode_rows
+        self.use.add(record.cell, rows, seconds, piecewise=record.mode == Mode.PIECEWISE)
+        if record.mode == Mode.FULL and isinstance(model, StepTimeModel):
+            model.observe(record.cell, record.pairs, seconds)
 
     def _recover(self, plan: StepPlan | None, fault: StepFault) -> list[StreamDelta]:
         """Fail the culprits, keep everyone else.
@@ -346,36 +363,6 @@ class Engine:
             [completion],
             request.finished,
         )
-
-
-class _PhaseClock:
-    """Seconds spent in each phase of a step."""
-
-    def __init__(self, started: float) -> None:
-        self._last = started
-        self._spent: dict[str, float] = {}
-
-    def stop(self, phase: str) -> None:
-        """Charge the time since the last stop to a phase; device waits belong to ``fetch``."""
-        now = time.perf_counter()
-        phase = "fetch" if phase == "device" else phase
-        self._spent[phase] = self._spent.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def phases(self) -> HostPhases:
-        """All phases, zero where the step did not get to."""
-        return HostPhases(**self._spent)
-
-
-@contextmanager
-def _phase(name: str, clock: _PhaseClock) -> Iterator[None]:
-    """Time a phase and turn any exception in it into a fault of that phase."""
-    try:
-        yield
-    except Exception as error:  # every kind: a step must not take the engine down
-        raise StepFault(name, error) from error
-    finally:
-        clock.stop(name)
 
 
 def _first_rows(plan: StepPlan, layout: Cell) -> Iterator[int]:

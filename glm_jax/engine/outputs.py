@@ -70,6 +70,7 @@ class StepRecord:
         cell: the cell it was planned for; None for an idle step or a fault before planning.
         mode: "FULL" (the cell's program), "PIECEWISE" or "EAGER"; empty when nothing was run.
         mode_reason: why it was not FULL; empty when it was.
+        pairs: (row, key) pairs that an indexer layer scored.
         prefill_rows: useful rows of the prefill segment.
         prefill_pad_rows: its pad rows.
         decode_rows: useful rows of the decode segment.
@@ -93,6 +94,7 @@ class StepRecord:
     fault: str | None = None
     mode: str = ""
     mode_reason: str = ""
+    pairs: int = 0
 
 
 class StepResult(NamedTuple):
@@ -128,4 +130,5 @@ def record_of(
         fault=fault,
         mode="" if served is None else served.mode.value,
         mode_reason="" if served is None else served.reason,
+        pairs=plan.pairs,
     )

@@ -136,7 +136,7 @@ class H200StepTime:
         read = 2 * c.vocab_size * c.hidden_size / hardware.gpus / hardware.memory
         return read + hardware.collective
 
-    def _matmul(self, weights: float, rows: float) -> float:
+    def _matmul(self, weights: float | int, rows: float | int) -> float:
         """Seconds of a product with fp8 weights that one GPU holds."""
         return max(weights / self.hardware.memory, 2 * weights * rows / self.hardware.fp8)
 
@@ -159,7 +159,7 @@ class H200StepTime:
             + self._head_seconds
         )
 
-    def _gather(self, rows: float) -> float:
+    def _gather(self, rows: int) -> float:
         """All-gather in fp8 and reduce-scatter in bfloat16 around a dense MLP."""
         hardware = self.hardware
         size = rows * self.config.hidden_size * (hardware.gpus - 1) / hardware.gpus
@@ -218,6 +218,6 @@ class H200StepTime:
         return self.drafts * (one + self._head_seconds + 2 * hardware.collective)
 
 
-def _distinct(items: int, picks: int, rows: float) -> float:
+def _distinct(items: int, picks: int, rows: int) -> float:
     """Expected distinct items hit when each row picks `picks` of them evenly."""
     return items * (1 - (1 - picks / items) ** rows)

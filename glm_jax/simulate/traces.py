@@ -106,7 +106,7 @@ def generate(kind: Lengths, count: int, seed: int = 0) -> list[Arrival]:
     return _from_zero([Arrival(*row) for row in zip(times.tolist(), *columns, strict=True)])
 
 
-def speed_up(arrivals: Sequence[Arrival], multiplier: float) -> list[Arrival]:
+def speed_up(arrivals: Sequence[Arrival], multiplier: float | int) -> list[Arrival]:
     """Return the same requests arriving `multiplier` times as fast."""
     if not multiplier > 0:
         raise ValueError(f"an arrival multiplier of {multiplier} is not allowed; it must be > 0.")

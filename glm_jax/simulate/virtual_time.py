@@ -37,7 +37,7 @@ class Speculation(NamedTuple):
     """
 
     drafts: int = 0
-    acceptance: float = 1.0
+    acceptance: float | int = 1.0
 
     def accepted(self, turn: int, drafts: int) -> int:
         """Return the accepted drafts of a group in its `turn`; the average is exact over turns."""

@@ -7,7 +7,7 @@ import pytest
 from bucketing.cell import Cell
 from bucketing.chain import Chain, segments
 from bucketing.fit import fit_grid, ladder, load_of
-from bucketing.fit_problem import Problem, Shape
+from bucketing.fit_problem import Candidates, Problem, Shape
 from bucketing.guillotine import fit_guillotine
 from bucketing.separable import fit_separable
 from bucketing.step_rows import StepRows
@@ -60,15 +60,23 @@ def problem(seed, *, widths=(1, 3), cut_share=0.0, shapes=12):
     for _ in range(shapes):
         rows, groups = rng.choice([0, 0, rng.randint(1, 16)]), rng.randint(0, 4)
         if rows or groups:
-            drawn[Shape(rows, groups, rng.choice(widths) if groups else 1)] = float(rng.randint(1, 5))
-    return Problem(drawn, RowsTime(), (0, 4, 16), (0, 1, 2, 4), widths, cut_share)
+            drawn[Shape(rows, groups, rng.choice(widths) if groups else 1)] = float(
+                rng.randint(1, 5)
+            )
+    return drawn, problem_of(drawn, (0, 4, 16), (0, 1, 2, 4), widths, cut_share)
 
 
-def layout_price(problem, layout):
+def problem_of(shapes, prefill, groups, widths, cut_share=0.0):
+    candidates = Candidates(prefill, groups, widths)
+    cost = candidates.price(RowsTime())
+    return Problem(candidates, cost, candidates.weigh(shapes), cut_share)
+
+
+def layout_price(shapes, problem, layout):
     """What traffic costs that uses the smallest bucket that holds it, or the largest cell."""
     buckets = sorted(layout)
     total = 0.0
-    for (rows, groups, width), weight in problem.shapes.items():
+    for (rows, groups, width), weight in shapes.items():
         bucket = next((b for b in buckets if b >= rows), None)
         cells = [] if bucket is None or (rows == 0 and bucket) else layout[bucket]
         # A step is planned at one width: its own, or the widest where the bucket has none of its own.
@@ -77,7 +85,7 @@ def layout_price(problem, layout):
         if not groups:
             wanted = problem.widths[-1]
         holding = [
-            problem.step_time.predict(Cell(bucket, g, q), 0)
+            RowsTime().predict(Cell(bucket, g, q), 0)
             for g, q in cells
             if g >= groups and (q == wanted or (g == 0 and not groups))
         ]
@@ -88,7 +96,7 @@ def layout_price(problem, layout):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("programs", [2, 3, 4])
 def test_guillotine_is_as_good_as_any_layout(seed, programs):
-    small = problem(seed)
+    shapes, small = problem(seed)
     # All sets of cells, the largest apart, that form buckets with their own groups.
     cells = [
         (p, g, q)
@@ -102,7 +110,7 @@ def test_guillotine_is_as_good_as_any_layout(seed, programs):
         layout: dict[int, list] = {}
         for p, g, q in (*chosen, (16, 4, 3)):
             layout.setdefault(p, []).append((g, q))
-        best = min(best, layout_price(small, layout))
+        best = min(best, layout_price(shapes, small, layout))
     found = fit_guillotine(small, programs)
     assert len(found) <= programs - 1
     assert small.seconds(small.grid(found)) <= best + 1e-9
@@ -110,7 +118,7 @@ def test_guillotine_is_as_good_as_any_layout(seed, programs):
 
 def test_separable_finds_the_only_sizes_that_traffic_has():
     shapes = {Shape(100, 3, 3): 5.0, Shape(0, 3, 3): 9.0, Shape(100, 8, 3): 2.0}
-    known = Problem(shapes, RowsTime(), (0, 50, 100, 200), (0, 1, 3, 8), (3,))
+    known = problem_of(shapes, (0, 50, 100, 200), (0, 1, 3, 8), (3,))
     grid = known.grid(fit_separable(known, 8))
     assert grid.cells() == tuple(
         Cell(p, g, 3) for p, g in product((0, 100, 200), (0, 3, 8)) if p or g
@@ -144,7 +152,9 @@ def test_traffic_of_few_shapes_is_served_without_waste():
 @pytest.mark.parametrize("programs", [1, 2, 5, 12, 40])
 def test_a_fitted_grid_is_complete_and_keeps_to_its_programs(programs):
     rng = Random(programs)
-    load = steps_of(*((rng.randint(0, 64), rng.randint(1, 8), rng.choice([1, 3])) for _ in range(90)))
+    load = steps_of(
+        *((rng.randint(0, 64), rng.randint(1, 8), rng.choice([1, 3])) for _ in range(90))
+    )
     fit = fitted(load, programs=programs)
     assert len(fit.grid.cells()) <= programs
     assert fit.grid.complete

@@ -16,7 +16,9 @@ from bucketing.step_time import (
 SMALL, LARGE = Cell(64, 8, 1), Cell(512, 8, 1)
 
 
-def observed(cell=SMALL, steps=WINDOW, *, fixed=0.01, per_pair=1e-7, noise=0.0, outliers=0.0, seed=0):
+def observed(
+    cell=SMALL, steps=WINDOW, *, fixed=0.01, per_pair=1e-7, noise=0.0, outliers=0.0, seed=0
+):
     """A model that saw steps of fixed + per_pair * pairs seconds."""
     rng, model = Random(seed), StepTimeModel()
     for _ in range(steps):
