@@ -280,6 +280,12 @@ class _Crew:
                         self._changed.notify_all()
         finally:
             worker.drop_child()
+            with self._changed:
+                # A callback that raised ends its thread; nobody may wait for what it had to do.
+                self._threads.discard(threading.current_thread())
+                if not self._threads:
+                    self._waiting.clear()
+                self._changed.notify_all()
 
     def _take(self) -> ProgramKey | None:
         with self._changed:

@@ -44,8 +44,13 @@ class GridUse:
         total = GridUse()
         for use in (self, other):
             for cell, count in use._counts.items():
-                pairs = zip(total[cell], count, strict=True)
-                total._counts[cell] = CellCount(*(one + more for one, more in pairs))
+                old = total[cell]
+                total._counts[cell] = CellCount(
+                    old.steps + count.steps,
+                    old.useful_rows + count.useful_rows,
+                    old.seconds + count.seconds,
+                    old.piecewise + count.piecewise,
+                )
         return total
 
     def __getitem__(self, cell: Cell) -> CellCount:

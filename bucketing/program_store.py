@@ -138,7 +138,11 @@ class ProgramStore:
     def save(
         self, key: ProgramKey, program: jax.stages.Compiled, report: CompileReport
     ) -> CompileReport:
-        """Store a program.
+        """Store a program that was just compiled.
+
+        One that has run already may not be serialisable: XLA's sort on CPU binds its comparison at
+        the first run ("LessThan is not serializable", jax 0.10.2). One that was loaded must not be
+        stored again: its serialised copy has lost code.
 
         Returns:
             The report with its size on disk, or with the reason why it could not be stored.

@@ -115,6 +115,8 @@ def _generate(options: argparse.Namespace) -> int:
     params = sampling_params(options)
     chosen = engine_options(options)
     chosen.setdefault("max_num_seqs", len(options.prompt))
+    # Whoever waits for one answer gets it soonest piece by piece.
+    chosen.setdefault("grid_warm", "none")
     # Resolved at this line, JAX and all, so that --help and usage errors are instant.
     llm = glm_jax.LLM(options.model, **chosen)
     prompts: list[Any] = list(options.prompt)

@@ -76,7 +76,8 @@ def compile_service(
         programs: the table to fill.
         children: processes that compile in the background.
         on_done: called with every report, from whichever thread it is.
-        on_failed: called with the key and reason of a program that is given up.
+        on_failed: called with the key and reason of a program that is given up; by default that is
+            a ``ProgramStoreWarning``.
     """
     device = jax.devices()[0]
     store = open_store(lowering, device)
@@ -91,7 +92,15 @@ def compile_service(
         job={"lowering": lowering.as_json(), "settings": tracing_settings()},
         children=children,
         on_done=on_done,
-        on_failed=on_failed,
+        on_failed=on_failed or _warn_failed,
+    )
+
+
+def _warn_failed(key: ProgramKey, reason: str) -> None:
+    warnings.warn(
+        f"{key} could not be compiled in the background and is served piece by piece: {reason}",
+        ProgramStoreWarning,
+        stacklevel=2,
     )
 
 

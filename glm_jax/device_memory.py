@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -80,9 +81,7 @@ def fit_pool(
     return dataclasses.replace(engine, num_pages=pages)
 
 
-def check_pool(
-    lowering: Lowering, reports: Mapping[ProgramKey, CompileReport], budget: int
-) -> None:
+def check_pool(lowering: Lowering, reports: Mapping[Any, CompileReport], budget: int) -> None:
     """Refuse a pool that does not fit beside the programs compiled so far.
 
     Raises:

@@ -86,6 +86,7 @@ def start_ours(folder: Path, batch: int, length: int) -> Generate:
         skip_tokenizer_init=True,
         max_model_len=length,
         max_num_seqs=batch,
+        grid_warm="all",
     )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> Generated:

@@ -100,6 +100,7 @@ def main() -> None:
             max_num_seqs=arguments.groups,
             group_buckets=(arguments.groups,),
             max_num_batched_tokens=64,
+            grid_warm="all",
         )
     records = measure(llm, arguments.groups, arguments.steps)
     result = {

@@ -1,7 +1,8 @@
 """What pads cost: fitted grids beside the bucket lists of other engines, in virtual time.
 
 `python -m scripts.bench_waste TRACE... [--programs 40] [--requests N] [--json]`, with Azure's CSV
-and Mooncake's JSON-lines traces, each at three arrival multipliers (or `TRACE:1,2,4`). Edges are
+and Mooncake's JSON-lines traces, each at three arrival multipliers (or `TRACE:1,2,4`). Whole traces
+take about five minutes on one core, `--requests 2000` (of each half) a quarter of it. Edges are
 fitted on the first half of a trace and scored on the second. Waste is the time of the steps' cells
 beyond that of their useful rows, by the H200 step-time model; pads are charged in full, and beside
 it as if kernels skipped tiles of pads. Ours runs its own scheduler on its own grid. The others'
@@ -106,7 +107,7 @@ def _width(step: StepRows) -> int:
 
 SCHEMES = (
     Scheme(
-        "powers of two, both axes",
+        "powers of two",
         len(POWERS_PREFILL) * (1 + len(LIMITS.widths) * (len(POWERS_GROUPS) - 1)) - 1,
         pad_powers,
     ),
@@ -170,7 +171,7 @@ def bench(
     for m in multipliers:
         late = speed_up(second, m)
         own = fit_served(LIMITS, model, [served[m]], programs)
-        for label, grid in (("ours, one grid per trace", common), ("ours, one per load", own)):
+        for label, grid in (("ours, a grid per trace", common), ("ours, a grid per load", own)):
             run = simulate(LIMITS, grid, model, late)
             scores.append(score_grid(name, m, label, grid, run, model))
         natural = simulate(LIMITS, LIMITS.fine(), model, late)
@@ -188,13 +189,15 @@ def default_multipliers(path: str) -> tuple[float, ...]:
 def print_scores(console: Console, scores: Sequence[Score]) -> None:
     table = Table(title="waste by time, beyond the useful rows")
     for column in ("trace", "load", "scheme"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("programs", "time", "tile skip", "rows", "p99 step", "no graph"):
         table.add_column(column, justify="right")
     for score in scores:
         shares = (f"{share:.1%}" for share in score[6:])
         table.add_row(
-            score.trace.split(".")[0].removeprefix("AzureLLMInferenceTrace_"),
+            score.trace.split(".")[0]
+            .removeprefix("AzureLLMInferenceTrace_")
+            .removesuffix("_trace"),
             f"x{score.multiplier:g}",
             score.scheme,
             str(score.programs),

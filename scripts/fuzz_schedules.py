@@ -37,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "group_buckets": (4,),
     "decode_widths": (1, 4),
     "num_pages": 65,
+    "grid_warm": "all",
 }
 # Requests that one block of schedules draws from; each is also run alone once.
 BLOCK_REQUESTS = 60

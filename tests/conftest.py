@@ -115,4 +115,5 @@ def tiny_llm() -> LLM:
         group_buckets=(4,),
         decode_widths=(1, 4),
         num_pages=65,
+        grid_warm="all",
     )

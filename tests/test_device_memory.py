@@ -1,12 +1,11 @@
 """The memory there is, and the pool that fits into it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
 
-from bucketing.cell import Cell
-from bucketing.program_store import ProgramStore
 from glm_jax import device_memory
 from glm_jax.device_memory import (
     available_ram,
@@ -18,19 +17,14 @@ from glm_jax.device_memory import (
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.memory_plan import DoesNotFitError
 
-CORNER = Cell(64, 4, 4)
-
 
 @pytest.fixture
-def stored(tiny_llm, tmp_path, monkeypatch):
+def stored(tiny_llm, monkeypatch):
     """A store that remembers what the compiler said of the smallest pool's programs."""
     config = tiny_llm.config
-    least = dataclasses.replace(config, num_pages=config.pages_per_seq + 1)
-    store = ProgramStore(tmp_path, "ab" * 32)
-    programs = tiny_llm.runner.programs
-    for cell in config.grid().cells():
-        store.save(cell, programs[cell], programs.reports[cell])
+    store = SimpleNamespace(report=tiny_llm.runner.programs.reports.get)
     monkeypatch.setattr(device_memory, "open_store", lambda *_: store)
+    least = dataclasses.replace(config, num_pages=config.pages_per_seq + 1)
     return Lowering(tiny_llm.model_config, least)
 
 

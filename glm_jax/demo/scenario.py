@@ -66,4 +66,6 @@ class Scenario:
             "page_size": page_size,
             "num_pages": pages + 1,
             "watermark": 0.0,
+            # What is timed must not share the processors with a compilation.
+            "grid_warm": "all",
         }

@@ -102,7 +102,7 @@ class EngineConfig:
     execution_mode: str = "auto"
     piecewise_buckets: Sequence[int] = (8, 32, 128, 512, 2048)
     decode_path: str = "groups"
-    grid_warm: str = "all"
+    grid_warm: str = "hot"
     gpu_memory_utilization: float | int = 0.9
     skip_tokenizer_init: bool = False
 

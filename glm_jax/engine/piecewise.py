@@ -67,6 +67,7 @@ class PiecewiseStep:
         for layer in self._layers:
             kind = "full" if layer.full else "shared"
             before = program(f"before_{kind}")
+            index = None
             if layer.full:
                 queries, index, mixed, cache = before(*layer.before, x, cache, rows, layer.planes)
             else:
@@ -96,7 +97,7 @@ def _parts(model: Transformer, config: GlmConfig, layer: int) -> _LayerParts:
     else:
         feed_forward = member_of(model, "mlps", layer - sparse_before)
     # On the device once: a scalar sent at every dispatch costs as much as the dispatch.
-    planes = jax.device_put(Planes(np.int32(layer), np.int32(index_plane)))
+    planes = Planes(*jax.device_put((np.int32(layer), np.int32(index_plane))))
     return _LayerParts(
         full=full,
         before=(block, member_of(model, "indexers", index_plane)) if full else (block,),

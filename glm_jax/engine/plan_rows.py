@@ -21,9 +21,11 @@ def write_plan(pool: PagePool, placement: Placement, decodes: Sequence[Request])
         chunks.append(Chunk(slot, tokens, following, piece.final))
         chunk_entries.append(_prefill_entry(piece))
     groups, group_entries = [], []
+    decode = RowClass.DECODE
     for request in decodes:
-        groups.append(Group(_slot(request), True, 1, request.drafts, None, None, True))
-        group_entries.append(PlanEntry(request, RowClass.DECODE, 1, request.drafts, True))
+        drafts = request.drafts
+        groups.append(Group(_slot(request), True, 1, drafts, None, None, True))
+        group_entries.append(PlanEntry(request, decode, 1, drafts, True))
     for piece in placement.groups:
         slot, tokens, following = _piece_rows(piece)
         groups.append(Group(slot, False, piece.rows, 0, tokens, following, piece.final))
@@ -40,10 +42,13 @@ def pages_told(pool: PagePool, entry: PlanEntry) -> int:
     A reset tells the whole table. Otherwise only pages of this step's rows are told: a request may
     hold more, from a larger plan that was cancelled, than the cell has page updates for.
     """
-    request = entry.request
+    request, _, known, drafts, _ = entry
     if request.needs_reset:
         return len(request.pages)
-    return max(request.synced_pages, pool.pages_for(request.computed + entry.rows))
+    rows = request.computed + known + drafts
+    if rows <= request.synced_pages * pool.page_size:
+        return request.synced_pages
+    return pool.pages_for(rows)
 
 
 def _differences(
@@ -51,15 +56,17 @@ def _differences(
 ) -> tuple[list[SlotReset], list[PageUpdate]]:
     """Return what the device must learn about the slots of a step before its rows run."""
     resets, updates = [], []
-    for entry in entries:
-        request = entry.request
-        slot = _slot(request)
+    size = pool.page_size
+    for request, _, known, drafts, _ in entries:
         if request.needs_reset:
             pages = tuple(request.pages)
-            resets.append(SlotReset(slot, pages, request.computed, request.settings()))
+            resets.append(SlotReset(_slot(request), pages, request.computed, request.settings()))
             continue
-        for index in range(request.synced_pages, pages_told(pool, entry)):
-            updates.append(PageUpdate(slot, index, request.pages[index]))
+        told = request.synced_pages
+        # Most steps stay within the last page that the device knows.
+        if request.computed + known + drafts > told * size:
+            for index in range(told, pool.pages_for(request.computed + known + drafts)):
+                updates.append(PageUpdate(_slot(request), index, request.pages[index]))
     return resets, updates
 
 

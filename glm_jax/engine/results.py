@@ -59,7 +59,7 @@ def read_results(
         first = entry.known - 1
         results.append(Result(entry, entry.known + count, draws[first : first + count + 1]))
     for entry, _, tokens in results:
-        if any(token < 0 for token in tokens):
+        if tokens and min(tokens) < 0:
             raise RuntimeError(
                 f"request {entry.request_id!r} drew token ids {tokens}; ids are >= 0. "
                 "The device computed garbage."

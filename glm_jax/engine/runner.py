@@ -128,6 +128,7 @@ class Runner:
         Raises:
             NoProgramError: the programs are not compiled; nothing is lost.
         """
+        assert self._cache is not None
         state = self._cache, self._slots, inputs
         if served.mode is Mode.FULL:
             result = self.programs[served.layout](self._params, *state)

@@ -219,7 +219,7 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING or not request.decoding:
                 continue
             rows = 1 + request.drafts
-            end = min(request.computed + rows, request.most_rows)
+            end = request.computed + rows
             # Most steps stay within the last page.
             if end > len(request.pages) * size and not self._make_room(request, end):
                 continue
@@ -312,9 +312,10 @@ class Scheduler:
             entry.row_class is RowClass.PREFILL for entry in plan.entries
         )
         updates = []
+        finished = RequestStatus.FINISHED
         for entry, advance, tokens in results:
             request = entry.request
-            if request.finished:
+            if request.status is finished:
                 continue
             request.synced_pages = pages_told(self.pages, entry)
             request.needs_reset = False
@@ -327,7 +328,7 @@ class Scheduler:
                     self._end(request, request.finish_reason)
                 elif drafted:
                     room = request.most_rows - request.computed - 1
-                    request.drafts = min(drafted, max(room, 0))
+                    request.drafts = min(drafted, room)
         return updates
 
     def cancel(self, plan: StepPlan) -> None:

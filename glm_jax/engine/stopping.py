@@ -12,14 +12,17 @@ def append_tokens(request: Request, tokens: Sequence[int]) -> list[int]:
     after the ending one are dropped.
     """
     kept: list[int] = []
+    params = request.params
+    eos = () if params.ignore_eos else request.eos_token_ids
+    earliest = request.prompt_length + params.min_tokens
     for token in tokens:
         request.append(token)
         kept.append(token)
-        if request.num_output_tokens >= request.params.min_tokens:
-            if token in request.eos_token_ids and not request.params.ignore_eos:
+        if request.length >= earliest:
+            if token in eos:
                 request.finish_reason = FinishReason.STOP
                 break
-            if token in request.params.stop_token_ids:
+            if token in params.stop_token_ids:
                 request.finish_reason, request.stop_value = FinishReason.STOP, token
                 break
         if request.length >= request.max_length:

@@ -45,7 +45,7 @@ class Attention(nnx.Module):
         latent = config.kv_lora_rank
         q_compressed = rms_norm(x @ self.q_a[...], self.q_a_norm[...], config.latent_norm_eps)
         q = (q_compressed @ self.q_b[...]).reshape(-1, heads, nope + config.qk_rope_head_dim)
-        q_latent = jnp.einsum("nha,hac->nhc", q[..., :nope], self.k_up[...])
+        q_latent = _per_head(q[..., :nope], self.k_up[...])
         interleaved = config.rope_interleave
         kv = x @ self.kv_a[...]
         k_rope = rotate(kv[:, None, latent:], turn, interleaved=interleaved)[:, 0]
@@ -59,5 +59,17 @@ class Attention(nnx.Module):
 
     def combine(self, mixed: Float[Array, "N H C"]) -> Float[Array, "N D"]:
         """Latent mixtures of each head to the model width."""
-        values = jnp.einsum("nhc,hcu->nhu", mixed.astype(self.v_up.dtype), self.v_up[...])
+        values = _per_head(mixed.astype(self.v_up.dtype), self.v_up[...])
         return values.reshape(mixed.shape[0], -1) @ self.o[...]
+
+
+def _per_head(
+    x: Float[Array, "N H inner"], weights: Float[Array, "H inner outer"]
+) -> Float[Array, "N H outer"]:
+    """Multiply every head's part of the rows by that head's matrix.
+
+    Heads first, by hand: as one einsum with the heads in the middle, XLA's CPU backend lays the
+    product out for its consumer and falls back to a plain loop (8 rows, 8 heads, 32 by 512: 200
+    microseconds instead of 35).
+    """
+    return jnp.matmul(x.transpose(1, 0, 2), weights).transpose(1, 0, 2)

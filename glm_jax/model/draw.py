@@ -1,13 +1,27 @@
 """Drawing tokens: logits of the sampled rows, one draw each, accepted drafts, slots advanced."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bucketing.step_inputs import StepInputs
+from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.head import logits_of
 from glm_jax.model.rows import Rows
 from glm_jax.model.slots import Slots
 from glm_jax.sampling.sampler import RowSettings, sample
+
+
+class Drawn(NamedTuple):
+    """What a step drew; a token is meaningless where it was not asked for."""
+
+    chunk_tokens: Int[Array, " J"]
+    group_tokens: Int[Array, "G Q"]
+    group_accepted: Int[Array, " G"]
+
+    def outputs(self, hidden: Float[Array, "N D"]) -> StepOutputs:
+        """The outputs of the step, with its hidden rows."""
+        return StepOutputs(*self, hidden=hidden)
 
 
 def draw_tokens(
@@ -17,7 +31,7 @@ def draw_tokens(
     rows: Rows,
     inputs: StepInputs,
     place: Int[Array, " N"] | None = None,
-) -> tuple[Slots, Int[Array, " J"], Int[Array, "G Q"], Int[Array, " G"]]:
+) -> tuple[Slots, Drawn]:
     """Draw at chunk ends and at group rows, then advance the slots.
 
     Args:
@@ -28,10 +42,6 @@ def draw_tokens(
         inputs: the step's inputs.
         place: where each row of the layout stands in ``hidden``; None if there. With it only
             ``n`` logits are computed, however many rows the layout could sample.
-
-    Returns:
-        Slots, tokens after chunks, tokens at group rows, accepted drafts; a token is meaningless
-        where it was not asked for.
     """
     sampled, wanted = _sampled_rows(inputs)
     count = sampled.shape[0]
@@ -47,7 +57,7 @@ def draw_tokens(
     chunk_tokens, group_tokens = drawn[:chunks], drawn[chunks:].reshape(inputs.group_tokens.shape)
     accepted = _accepted(group_tokens, slots, inputs)
     slots = _advance(slots, inputs, chunk_tokens, group_tokens, accepted)
-    return slots, chunk_tokens, group_tokens, accepted
+    return slots, Drawn(chunk_tokens, group_tokens, accepted)
 
 
 def _sampled_rows(inputs: StepInputs) -> tuple[Int[Array, " S"], Bool[Array, " S"]]:

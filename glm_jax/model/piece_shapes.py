@@ -53,7 +53,7 @@ def piece_arguments(
     embed = _shapes(model.embed), slots, inputs
     embedded = jax.eval_shape(partial(pieces.embed, size=size), *embed)
     slots, rows, x, selection = embedded
-    plane = jax.ShapeDtypeStruct((), np.int32)
+    plane: Any = jax.ShapeDtypeStruct((), np.int32)
     planes = Planes(plane, plane)
     first = {
         group: _shapes(member_of(model, group, 0))

@@ -238,8 +238,8 @@ class Pieces:
     ) -> Float[Array, "n D"]:
         """Add attention and the dense feed-forward."""
         feed_forward = self._merge["mlps"](mlp)
-        block = self._merge["blocks"](block)
-        return after_attention(block, feed_forward, x, mixed, rows.valid, self._form.config)
+        own = self._merge["blocks"](block)
+        return after_attention(own, feed_forward, x, mixed, rows.valid, self._form.config)
 
     def after_moe(
         self,
@@ -251,8 +251,8 @@ class Pieces:
     ) -> Float[Array, "n D"]:
         """Add attention and the experts."""
         feed_forward = self._merge["moes"](moe)
-        block = self._merge["blocks"](block)
-        return after_attention(block, feed_forward, x, mixed, rows.valid, self._form.config)
+        own = self._merge["blocks"](block)
+        return after_attention(own, feed_forward, x, mixed, rows.valid, self._form.config)
 
     def head(
         self,
@@ -267,10 +267,10 @@ class Pieces:
         hidden = rms_norm(x, norm, self._form.config.rms_norm_eps)
         rows = self._rows(one, inputs)
         place = places_of(rows.valid, x.shape[0])
-        one, *drawn = draw_tokens(head, hidden, one, rows, inputs, place)
+        one, drawn = draw_tokens(head, hidden, one, rows, inputs, place)
         safe = jnp.minimum(place, x.shape[0] - 1)
         laid_out = jnp.where(rows.valid[:, None], hidden[safe], 0.0)
-        return _with_rank((one, StepOutputs(*drawn, laid_out)))
+        return _with_rank((one, drawn.outputs(laid_out)))
 
     def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""

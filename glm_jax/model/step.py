@@ -42,8 +42,8 @@ def build_step(merge: Callable[[list], Transformer], form: Form, *, loop: str) -
         topk = selection_width(form, slots, page_size)
         x = model.embed[...][rows.tokens]
         hidden, cache = run_layers(model, x, cache, context, loop=loop, topk=topk)
-        slots, *drawn = draw_tokens(model.head[...], hidden, slots, rows, inputs)
-        return cache, slots, StepOutputs(*drawn, hidden)
+        slots, drawn = draw_tokens(model.head[...], hidden, slots, rows, inputs)
+        return cache, slots, drawn.outputs(hidden)
 
     return over_ranks(step_rank)
 

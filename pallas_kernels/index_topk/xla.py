@@ -15,15 +15,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-# Keys per loop turn: enough for an efficient matmul, few enough to stay in the core's cache.
-BLOCK_KEYS = 512
+# Keys scored per loop turn: few, so that a context is not rounded up by much (640 keys, 8 rows:
+# 0.83 ms with 128 keys, 1.4 ms with 512; no difference at 4096 keys).
+SCORE_KEYS = 128
+# Keys counted and compacted per turn: more, since those turns do little each.
+COUNT_KEYS = 512
 
 
 class _Scores(NamedTuple):
     """Ordered bits of a tile's scores; 0 where a row may not look, less than any score's bits."""
 
     bits: UInt[Array, "T R S"]
-    blocks: Int[Array, ""]  # blocks that hold anything
+    blocks: Int[Array, ""]  # blocks of COUNT_KEYS or so that hold anything
     block: int  # keys per block
 
 
@@ -80,9 +83,10 @@ def _score(
 ) -> _Scores:
     """Score every visible key of each row."""
     tiles, rows, heads, width = queries.shape
-    block_pages = max(1, BLOCK_KEYS // page_size)
+    block_pages = max(1, SCORE_KEYS // page_size)
     block = block_pages * page_size
-    spare = -page_table.shape[1] % block_pages
+    turns = max(1, COUNT_KEYS // block)
+    spare = -page_table.shape[1] % (block_pages * turns)
     table = jnp.pad(page_table, ((0, 0), (0, spare)))  # page 0: zeros, and never causal
     flat_queries = queries.reshape(tiles, rows * heads, width)
 
@@ -97,9 +101,10 @@ def _score(
         visible = jnp.where(key <= positions[..., None], _ordered_bits(scores), jnp.uint32(0))
         return jax.lax.dynamic_update_slice_in_dim(bits, visible, index * block, axis=2)
 
-    blocks = jnp.max(positions) // block + 1
+    last = jnp.max(positions)
     nothing = jnp.zeros((tiles, rows, table.shape[1] * page_size), jnp.uint32)
-    return _Scores(jax.lax.fori_loop(0, blocks, score, nothing), blocks, block)
+    bits = jax.lax.fori_loop(0, last // block + 1, score, nothing)
+    return _Scores(bits, last // (block * turns) + 1, block * turns)
 
 
 def _ordered_bits(scores: Float[Array, "T R s"]) -> UInt[Array, "T R s"]:

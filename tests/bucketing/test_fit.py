@@ -79,7 +79,7 @@ def layout_price(shapes, problem, layout):
     for (rows, groups, width), weight in shapes.items():
         bucket = next((b for b in buckets if b >= rows), None)
         cells = [] if bucket is None or (rows == 0 and bucket) else layout[bucket]
-        # A step is planned at one width: its own, or the widest where the bucket has none of its own.
+        # A step is planned at its own width, or at the widest where the bucket has none of it.
         own = {q for g, q in cells if g}
         wanted = width if width in own or not groups else problem.widths[-1]
         if not groups:

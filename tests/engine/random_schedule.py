@@ -37,6 +37,8 @@ def random_options(rng: Random) -> dict:
         "watermark": rng.choice([0.0, 0.0, 0.3]),
         "step_policy": rng.choice(POLICIES),
         "seed": rng.randint(0, 99),
+        # In milliseconds of the prior: from less than any step to more than most.
+        "max_step_ms": rng.choice([None, None, 0.6, 0.7]),
     }
 
 

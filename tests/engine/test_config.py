@@ -2,7 +2,7 @@ import pytest
 
 from bucketing.grid import Cell
 from bucketing.step_inputs import Limits
-from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.config import EngineConfig, grid_options
 
 
 def test_default_grid_is_p_0_64_512_by_g_0_1_8():
@@ -73,3 +73,29 @@ def test_config_is_hashable_and_comparable():
     config = EngineConfig(prefill_buckets=[64])
     assert hash(config) == hash(EngineConfig(prefill_buckets=(64,)))
     assert config == EngineConfig(prefill_buckets=(64,))
+
+
+def test_an_explicit_list_of_cells_is_the_grid():
+    cells = [(0, 4, 1), (0, 8, 6), (64, 8, 6)]
+    config = EngineConfig(grid_cells=cells, decode_widths=(1, 6), max_num_batched_tokens=64)
+    assert config.grid().cells() == ((0, 4, 1), (0, 8, 6), (64, 8, 6))
+    again = EngineConfig(**grid_options(config.grid()))
+    assert again.grid() == config.grid()
+    # A smaller list is a grid too: what it lacks is not compiled in advance.
+    assert not EngineConfig(grid_cells=[(0, 1, 1)]).grid().complete
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid_cells": [(1024, 1, 1)]}, "outside of max_num_batched_tokens 512"),
+        ({"grid_cells": [(64, 1, 6)]}, r"decode_widths \(1,\)"),
+        ({"grid_cells": [(64, "1", 6)]}, "a cell of grid_cells"),
+        ({"grid_cells": []}, "make no grid"),
+        ({"max_step_ms": 0}, "max_step_ms is 0"),
+        ({"max_step_ms": True}, "max_step_ms is True"),
+    ],
+)
+def test_impossible_cells_and_times_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**options)

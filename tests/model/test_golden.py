@@ -59,6 +59,7 @@ def tiny_llm(name: str) -> LLM:
         max_model_len=128,
         max_num_seqs=1,
         max_num_batched_tokens=64,
+        grid_warm="all",
     )
 
 
@@ -189,6 +190,7 @@ def test_embedded_model_generates_what_transformers_generates(embedded):
         max_model_len=1792,
         max_num_seqs=1,
         prefill_buckets=(512,),
+        grid_warm="all",
     )
     for number in (0, 1):
         tokens, rows = reference[f"tokens_{number}"], reference[f"rows_{number}"]

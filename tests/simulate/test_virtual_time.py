@@ -95,7 +95,7 @@ def test_odd_budgets_serve_a_trace(budget):
 
 def test_a_fitted_grid_wastes_little_of_a_generated_trace():
     limits = Limits(max_num_seqs=64)
-    first, second = halves(speed_up(generate(AZURE_CONV, 160), 4))
+    first, second = halves(speed_up(generate(AZURE_CONV, 120), 4))
     seen = Served(limits, MODEL, first)
     grid = fit_served(limits, MODEL, [seen], 40, [(128, 256, 512, 1024, 2048, 4096)])
     assert len(grid.cells()) <= 40
