@@ -90,7 +90,7 @@ def test_an_explicit_list_of_cells_is_the_grid():
     [
         ({"grid_cells": [(1024, 1, 1)]}, "outside of max_num_batched_tokens 512"),
         ({"grid_cells": [(64, 1, 6)]}, r"decode_widths \(1,\)"),
-        ({"grid_cells": [(64, "1", 6)]}, "a cell of grid_cells"),
+        ({"grid_cells": [(64, -1, 6)]}, "a cell of grid_cells"),
         ({"grid_cells": []}, "make no grid"),
         ({"max_step_ms": 0}, "max_step_ms is 0"),
         ({"max_step_ms": True}, "max_step_ms is True"),
