@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bucketing.cell import Cell
+from bucketing.piecewise import Piece
 from bucketing.programs import NoProgramError, ProgramTable
 from glm_jax import SamplingParams
 from glm_jax.engine.engine import Engine
@@ -128,6 +129,23 @@ def test_without_program_and_pieces_a_step_fails_and_names_what_there_is(tiny_ll
     target = without(tiny_llm, set(tiny_llm.runner.programs))
     with pytest.raises(NoProgramError, match="pieces are ready for 0 rows"):
         target.runner.serve(Cell(0, 4, 1), 3)
+
+
+@pytest.mark.slow
+def test_decode_rows_on_the_path_of_prefill_rows_give_the_same_tokens(tiny_llm, piecewise):
+    # Only the pieces that select for groups differ: two programs.
+    pieces = piecewise.runner.pieces
+    buckets = pieces.axis.edges[1:]
+    target = without(
+        tiny_llm,
+        {Piece("groups_full", rows) for rows in buckets},
+        execution_mode="piecewise",
+        decode_path="extend",
+    )
+    target.runner.compile([*pieces.first, *pieces.rest])
+    seen = fuzz_modes(tiny_llm, [target], schedules=SCHEDULES // 4, seed=1)
+    assert seen["PIECEWISE"] == seen["FULL"] >= 10 * (SCHEDULES // 4)
+    assert seen["close decisions"] <= seen["requests"] / 100
 
 
 def test_logits_of_a_piecewise_step_are_those_of_a_full_one(tiny_llm, piecewise, prompts):
