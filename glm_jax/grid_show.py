@@ -90,7 +90,7 @@ def view_grid(model: str | Path | None, options: Mapping[str, Any]) -> GridView:
     served, engine = resolve_options(found.config, options, jax.devices()[0].platform)
     service = compile_service(Lowering(served, engine), ProgramTable())
     store = service.store
-    measured = Measurements(store.folder if store.lasting else None)
+    measured = Measurements(store)
     grid = engine.grid()
     total = max(measured.use.steps, 1)
     cells = {}

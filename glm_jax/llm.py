@@ -84,8 +84,7 @@ class LLM:
         check_pool(lowering, programs.reports, budget)
         self.runner = Runner(transformer, lowering, programs)
         self.compiler.start(order.later)
-        store = self.compiler.store
-        self._measured = Measurements(store.folder if store.lasting else None)
+        self._measured = Measurements(self.compiler.store)
         self.engine = Engine(
             self.config,
             self.runner,

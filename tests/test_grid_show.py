@@ -39,16 +39,16 @@ def test_an_unused_grid_shows_its_cells():
 @pytest.fixture
 def used(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation_cache, "program_folder", lambda: tmp_path / "programs")
-    folders = []
+    stores = []
     make = grid_show.Measurements
 
-    def remember(folder):
-        folders.append(folder)
-        return make(folder)
+    def remember(store):
+        stores.append(store)
+        return make(store)
 
     monkeypatch.setattr(grid_show, "Measurements", remember)
     show()
-    measured, use = Measurements(folders[0]), GridUse()
+    measured, use = Measurements(stores[0]), GridUse()
     for rows, cell in ((6, Cell(0, 2, 3)), (9, Cell(16, 1, 1)), (6, Cell(0, 2, 3))):
         measured.step_time.observe(cell, 50, 0.0305)
         use.add(cell, rows, 0.0305, piecewise=False)

@@ -8,7 +8,6 @@ from bucketing.piecewise import PieceBuckets
 from bucketing.program_key import ProgramKey
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import logits_key
-from glm_jax.engine.program_keys import piece_keys
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.piece_shapes import kinds_of
 
@@ -37,7 +36,7 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
     if mode == "eager":
         return WarmOrder(tuple(dict.fromkeys(map(logits_key, cells))), ())
     if mode == "piecewise":
-        return WarmOrder(piece_keys(engine, pieces), pieces.rest)
+        return WarmOrder(_first_pieces(engine, pieces), pieces.rest)
     hot = hot_cells(engine.grid())
     waited = {"none": (), "hot": hot, "all": cells}[engine.grid_warm]
     if mode == "full":
@@ -45,7 +44,7 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
         waited = cells
     later = [cell for cell in (*hot, *cells) if cell not in waited]
     needs_pieces = mode == "auto" and (later or not engine.grid().complete)
-    now = [*(piece_keys(engine, pieces) if needs_pieces else ()), *_with_logits(waited)]
+    now = [*(_first_pieces(engine, pieces) if needs_pieces else ()), *_with_logits(waited)]
     rest = [*_with_logits(later), *(pieces.rest if needs_pieces else ())]
     now = dict.fromkeys(now)
     return WarmOrder(tuple(now), tuple(key for key in dict.fromkeys(rest) if key not in now))
@@ -54,3 +53,8 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
 def _with_logits(cells: tuple[Cell, ...] | list[Cell]) -> tuple[ProgramKey, ...]:
     """Cells, then the programs that turn their rows into logits."""
     return (*cells, *map(logits_key, cells))
+
+
+def _first_pieces(engine: EngineConfig, pieces: PieceBuckets) -> tuple[ProgramKey, ...]:
+    """The pieces of the largest bucket, which serve any step, and the logits of its rows."""
+    return (*pieces.first, logits_key(engine.widest))

@@ -7,6 +7,7 @@ runs. The cache is donated to the pieces that write it and only read by attentio
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -93,8 +94,8 @@ class Pieces:
             "chunks_shared": Function(self.chunks_shared, (3,)),
             "groups_full": Function(self.groups_full, (4, 5)),
             "groups_shared": Function(self.groups_shared, (3,)),
-            "after_dense": Function(self.after_dense, (2,)),
-            "after_moe": Function(self.after_moe, (2,)),
+            "after_dense": Function(partial(self.after, "mlps"), (2,)),
+            "after_moe": Function(partial(self.after, "moes"), (2,)),
             "head": Function(self.head, (3,)),
         }
 
@@ -228,31 +229,24 @@ class Pieces:
         at = rows.group_rows.reshape(-1)
         return self._attend(at, queries, cache, mixed, selection, planes)
 
-    def after_dense(
+    def after(
         self,
+        group: str,
         block: Member,
-        mlp: Member,
+        feed_forward: Member,
         x: Float[Array, "n D"],
         mixed: Mixed,
         rows: CompactRows,
     ) -> Float[Array, "n D"]:
-        """Add attention and the dense feed-forward."""
-        feed_forward = self._merge["mlps"](mlp)
-        own = self._merge["blocks"](block)
-        return after_attention(own, feed_forward, x, mixed, rows.valid, self._form.config)
-
-    def after_moe(
-        self,
-        block: Member,
-        moe: Member,
-        x: Float[Array, "n D"],
-        mixed: Mixed,
-        rows: CompactRows,
-    ) -> Float[Array, "n D"]:
-        """Add attention and the experts."""
-        feed_forward = self._merge["moes"](moe)
-        own = self._merge["blocks"](block)
-        return after_attention(own, feed_forward, x, mixed, rows.valid, self._form.config)
+        """Add attention and the feed-forward; ``group`` ("mlps" or "moes") is static."""
+        return after_attention(
+            self._merge["blocks"](block),
+            self._merge[group](feed_forward),
+            x,
+            mixed,
+            rows.valid,
+            self._form.config,
+        )
 
     def head(
         self,
