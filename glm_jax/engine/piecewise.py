@@ -67,20 +67,20 @@ class PiecewiseStep:
         for layer in self._layers:
             kind = "full" if layer.full else "shared"
             before = program(f"before_{kind}")
-            index = None
+            index, block = None, layer.before[0]
             if layer.full:
-                queries, index, mixed, cache = before(*layer.before, x, cache, rows, layer.planes)
+                queries, index, values, cache = before(*layer.before, x, cache, rows, layer.planes)
             else:
-                queries, mixed, cache = before(*layer.before, x, cache, rows, layer.planes)
+                queries, values, cache = before(*layer.before, x, cache, rows, layer.planes)
             for segment in segments:
                 attend = program(f"{segment}_{kind}")
                 if layer.full:
-                    selection, mixed = attend(
-                        queries, index, cache, rows, selection, mixed, layer.planes
+                    selection, values = attend(
+                        block, queries, index, cache, rows, selection, values, layer.planes
                     )
                 else:
-                    mixed = attend(queries, cache, rows, mixed, selection, layer.planes)
-            x = program(layer.after_kind)(*layer.after, x, mixed, rows)
+                    values = attend(block, queries, cache, rows, values, selection, layer.planes)
+            x = program(layer.after_kind)(*layer.after, x, values, rows)
             self.dispatches += 2 + len(segments)
         slots, outputs = program("head")(*self._ends, x, slots, inputs)
         return cache, slots, outputs

@@ -1,7 +1,7 @@
-"""Multi-head latent attention, absorbed form: weights and row-wise projections.
+"""Multi-head latent attention: weights and row-wise projections (DeepSeek-V2 report, 2.1).
 
-Queries are carried into latent space through the key up-projection, so that the cached 576-wide
-entry serves as key and value for all heads (DeepSeek-V2 report, section 2.1).
+One cached 576-wide entry serves as key and value for all heads; ``pallas_kernels.sparse_mla`` has
+the attention itself.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from jaxtyping import Array, Float
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation, rotate
+from pallas_kernels.sparse_mla import Queries, UpProjections
 
 
 class AttentionRows(NamedTuple):
     """What attention computes for each row before any row is read from the cache."""
 
     q_compressed: Float[Array, "N R"]  # also the indexer's input
-    q_latent: Float[Array, "N H C"]  # float32
-    q_rope: Float[Array, "N H B"]  # float32
+    queries: Queries
     entry: Float[Array, "N C_plus_B"]  # normed latent, then the rotated shared key
 
 
@@ -45,31 +45,24 @@ class Attention(nnx.Module):
         latent = config.kv_lora_rank
         q_compressed = rms_norm(x @ self.q_a[...], self.q_a_norm[...], config.latent_norm_eps)
         q = (q_compressed @ self.q_b[...]).reshape(-1, heads, nope + config.qk_rope_head_dim)
-        q_latent = _per_head(q[..., :nope], self.k_up[...])
         interleaved = config.rope_interleave
         kv = x @ self.kv_a[...]
         k_rope = rotate(kv[:, None, latent:], turn, interleaved=interleaved)[:, 0]
         normed = rms_norm(kv[:, :latent], self.kv_a_norm[...], config.latent_norm_eps)
         return AttentionRows(
             q_compressed=q_compressed,
-            q_latent=q_latent.astype(jnp.float32),
-            q_rope=rotate(q[..., nope:], turn, interleaved=interleaved).astype(jnp.float32),
+            queries=Queries(
+                nope=q[..., :nope],
+                rope=rotate(q[..., nope:], turn, interleaved=interleaved).astype(jnp.float32),
+            ),
             entry=jnp.concatenate([normed, k_rope], axis=-1),
         )
 
-    def combine(self, mixed: Float[Array, "N H C"]) -> Float[Array, "N D"]:
-        """Latent mixtures of each head to the model width."""
-        values = _per_head(mixed.astype(self.v_up.dtype), self.v_up[...])
-        return values.reshape(mixed.shape[0], -1) @ self.o[...]
+    @property
+    def up(self) -> UpProjections:
+        """From latents to the heads' keys and values."""
+        return UpProjections(self.k_up[...], self.v_up[...])
 
-
-def _per_head(
-    x: Float[Array, "N H inner"], weights: Float[Array, "H inner outer"]
-) -> Float[Array, "N H outer"]:
-    """Multiply every head's part of the rows by that head's matrix.
-
-    Heads first, by hand: as one einsum with the heads in the middle, XLA's CPU backend lays the
-    product out for its consumer and falls back to a plain loop (8 rows, 8 heads, 32 by 512: 200
-    microseconds instead of 35).
-    """
-    return jnp.matmul(x.transpose(1, 0, 2), weights).transpose(1, 0, 2)
+    def combine(self, values: Float[Array, "N H U"]) -> Float[Array, "N D"]:
+        """Mixtures of each head to the model width."""
+        return values.reshape(values.shape[0], -1) @ self.o[...]

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from glm_jax.model.rope import Rotation, rotation
-from glm_jax.model.rows import Rows, Tiles
+from glm_jax.model.rows import Rows
 from glm_jax.model.slots import Slots
+from pallas_kernels.tiles import Tiles
 
 # Past the end of any pool, far from overflowing when a plane's offset is added.
 _NO_ENTRY = 1 << 30
@@ -79,6 +80,8 @@ def compact_rows(
             rows=jnp.append(place[:prefill_rows], size)[rows.tiles.rows[:some_tiles]],
             positions=rows.tiles.positions[:some_tiles],
             page_table=rows.tiles.page_table[:some_tiles],
+            chunk_first=rows.tiles.chunk_first[:some_tiles],
+            chunk_last=rows.tiles.chunk_last[:some_tiles],
         ),
         group_rows=group_places[:some_groups],
         group_positions=rows.group_positions[:some_groups],

@@ -4,14 +4,15 @@ A layer is ``before_attention``, attention per segment, ``after_attention``. One
 in a row (``run_layer``); the pieces of ``pieces.py`` are the same functions, compiled one by one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.attention import AttentionRows
 from glm_jax.model.block import Block
-from glm_jax.model.cache import Cache, CacheFormat, entry_reader, page_reader, write_plane
+from glm_jax.model.cache import Cache, CacheFormat, write_plane
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
@@ -19,8 +20,16 @@ from glm_jax.model.moe import Moe
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
 from glm_jax.model.rows import Rows
-from glm_jax.model.selection import Keys, Selection, select
-from pallas_kernels.sparse_mla import sparse_mla
+from glm_jax.model.selection import Keys, select
+from pallas_kernels.pool import PagedPool
+from pallas_kernels.sparse_mla import (
+    Queries,
+    Selection,
+    UpProjections,
+    sparse_mla_decode,
+    sparse_mla_prefill,
+)
+from pallas_kernels.tiles import Tiles
 
 
 class Form(NamedTuple):
@@ -30,11 +39,13 @@ class Form(NamedTuple):
         config: the model.
         cache_format: how cache rows are stored.
         decode_path: which path decode rows take through the indexer (``Keys``).
+        kernels: implementation of the operators (``pallas_kernels.dispatch``).
     """
 
     config: GlmConfig
     cache_format: CacheFormat
     decode_path: str = "groups"
+    kernels: str | None = None
 
 
 class Context(NamedTuple):
@@ -71,13 +82,6 @@ class Planes(NamedTuple):
     index: int | Int[Array, ""]
 
 
-class Queries(NamedTuple):
-    """What attention needs of each row."""
-
-    latent: Float[Array, "N H C"]
-    rope: Float[Array, "N H B"]
-
-
 def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
     """Add attention, then the feed-forward, each on normed rows."""
     form, rows = context.form, context.rows
@@ -91,20 +95,15 @@ def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
         selection = select(index, rows, context.page_table, keys)
     groups, width = rows.group_positions.shape
     split = stream.x.shape[0] - groups * width
-    segments = [part for part in (slice(0, split), slice(split, None)) if queries.latent[part].size]
-    mixed = jnp.concatenate(
-        [
-            attend(
-                Queries(*(array[part] for array in queries)),
-                Selection(*(array[part] for array in selection)),
-                cache,
-                planes,
-                form,
-            )
-            for part in segments
-        ]
-    )
-    x = after_attention(layer.block, layer.feed_forward, stream.x, mixed, rows.valid, form.config)
+    up, parts = layer.block.attention.up, []
+    if split:
+        first = _rows(queries, slice(0, split)), _rows(selection, slice(0, split))
+        parts.append(attend_chunks(*first, rows.tiles, cache, planes, up, form))
+    if groups:
+        second = _rows(queries, slice(split, None)), _rows(selection, slice(split, None))
+        parts.append(attend_groups(*second, cache, planes, up, form))
+    values = jnp.concatenate(parts)
+    x = after_attention(layer.block, layer.feed_forward, stream.x, values, rows.valid, form)
     return Stream(x, cache, selection)
 
 
@@ -141,56 +140,82 @@ def before_attention(
     cache = cache._replace(
         latent=write_plane(cache.latent, planes.latent, entries, encode(projected.entry))
     )
-    queries = Queries(projected.q_latent, projected.q_rope)
     if indexer is None:
-        return queries, None, cache
+        return projected.queries, None, cache
     index = indexer(h, projected.q_compressed, turn, config)
     keys = write_plane(cache.index_keys, planes.index, entries, encode(index.key))
-    return queries, index, cache._replace(index_keys=keys)
+    return projected.queries, index, cache._replace(index_keys=keys)
 
 
 def keys_of(cache: Cache, planes: Planes, form: Form, *, topk: int) -> Keys:
     """The index keys of a full layer."""
-    keys = cache.index_keys
-    bits = page_reader(keys, planes.index)
-
-    def read(pages: Array) -> Array:
-        return form.cache_format.decode(bits(pages))
-
-    return Keys(read, keys.shape[2], topk, form.decode_path)
+    pool = PagedPool(cache.index_keys, planes.index, form.cache_format.name)
+    return Keys(pool, topk, form.decode_path, form.kernels)
 
 
-def attend(
-    queries: Queries, selection: Selection, cache: Cache, planes: Planes, form: Form
-) -> Float[Array, "N H C"]:
-    """Sparse attention of some rows over their selected entries."""
-    config = form.config
-    bits = entry_reader(cache.latent, planes.latent)
+def attend_chunks(
+    queries: Queries,
+    selection: Selection,
+    tiles: Tiles,
+    cache: Cache,
+    planes: Planes,
+    up: UpProjections,
+    form: Form,
+) -> Float[Array, "N H U"]:
+    """Sparse attention of prompt rows; rows that no tile names yield zeros."""
+    return sparse_mla_prefill(
+        queries,
+        selection,
+        tiles,
+        PagedPool(cache.latent, planes.latent, form.cache_format.name),
+        up,
+        scale=_scale(form.config),
+        implementation=form.kernels,
+    )
 
-    def read(entries: Array) -> Array:
-        return form.cache_format.decode(bits(entries))
 
-    return sparse_mla(
-        queries.latent,
+def attend_groups(
+    queries: Queries,
+    selection: Selection,
+    cache: Cache,
+    planes: Planes,
+    up: UpProjections,
+    form: Form,
+) -> Float[Array, "N H U"]:
+    """Sparse attention of decode rows."""
+    mixed = sparse_mla_decode(
+        up.absorb(queries.nope),
         queries.rope,
         selection.entries,
         selection.count,
-        read,
-        scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
+        PagedPool(cache.latent, planes.latent, form.cache_format.name),
+        scale=_scale(form.config),
+        implementation=form.kernels,
     )
+    return up.expand(mixed)
 
 
 def after_attention(
     block: Block,
     feed_forward: Mlp | Moe,
     x: Float[Array, "N D"],
-    mixed: Float[Array, "N H C"],
+    values: Float[Array, "N H U"],
     valid: Bool[Array, " N"],
-    config: GlmConfig,
+    form: Form,
 ) -> Float[Array, "N D"]:
     """Add what attention brought, then the feed-forward; pad rows reach no expert."""
-    x = x + block.attention.combine(mixed).astype(x.dtype)
+    config = form.config
+    x = x + block.attention.combine(values).astype(x.dtype)
     h = rms_norm(x, block.post_norm[...], config.rms_norm_eps)
     if isinstance(feed_forward, Moe):
-        return x + feed_forward(h, valid, config)
+        return x + feed_forward(h, valid, config, form.kernels)
     return x + feed_forward(h)
+
+
+def _scale(config: GlmConfig) -> float:
+    """Of the original head, not of the cached entry."""
+    return (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+
+
+def _rows(tree: Any, part: slice) -> Any:
+    return jax.tree.map(lambda array: array[part], tree)

@@ -30,12 +30,18 @@ class Moe(nnx.Module):
         self.shared_down = nnx.Param(arrays["shared_down"])  # [Y, D]
 
     def __call__(
-        self, x: Float[Array, "N D"], valid: Bool[Array, " N"], config: GlmConfig
+        self,
+        x: Float[Array, "N D"],
+        valid: Bool[Array, " N"],
+        config: GlmConfig,
+        kernels: str | None,
     ) -> Float[Array, "N D"]:
         """Routed plus shared experts; rows that are not valid reach no expert."""
         chosen, gates = route(x, self.router[...], self.router_bias[...], config)
         experts = jnp.where(valid[:, None], chosen, config.n_routed_experts)
-        routed = expert_matmul(x, experts, gates, self.gate_up[...], self.down[...])
+        routed = expert_matmul(
+            x, experts, gates, self.gate_up[...], self.down[...], implementation=kernels
+        )
         shared = swiglu(x, self.shared_gate_up[...], self.shared_down[...])
         return (routed + shared.astype(jnp.float32)).astype(x.dtype)
 

@@ -63,20 +63,20 @@ def piece_arguments(
     block = first["blocks"]
     arguments: dict[str, tuple[Any, ...]] = {"embed": embed}
     before = block, x, cache, rows, planes
-    queries, mixed, _ = jax.eval_shape(pieces.before_shared, *before)
+    queries, values, _ = jax.eval_shape(pieces.before_shared, *before)
     arguments["before_shared"] = before
-    arguments["chunks_shared"] = queries, cache, rows, mixed, selection, planes
+    arguments["chunks_shared"] = block, queries, cache, rows, values, selection, planes
     arguments["groups_shared"] = arguments["chunks_shared"]
     if "indexers" in first:
         before = block, first["indexers"], x, cache, rows, planes
-        queries, index, mixed, _ = jax.eval_shape(pieces.before_full, *before)
+        queries, index, values, _ = jax.eval_shape(pieces.before_full, *before)
         arguments["before_full"] = before
-        arguments["chunks_full"] = queries, index, cache, rows, selection, mixed, planes
+        arguments["chunks_full"] = block, queries, index, cache, rows, selection, values, planes
         arguments["groups_full"] = arguments["chunks_full"]
     if "mlps" in first:
-        arguments["after_dense"] = block, first["mlps"], x, mixed, rows
+        arguments["after_dense"] = block, first["mlps"], x, values, rows
     if "moes" in first:
-        arguments["after_moe"] = block, first["moes"], x, mixed, rows
+        arguments["after_moe"] = block, first["moes"], x, values, rows
     arguments["head"] = _shapes(model.norm), _shapes(model.head), x, slots, inputs
     return arguments
 

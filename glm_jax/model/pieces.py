@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.cache import Cache
@@ -22,27 +22,22 @@ from glm_jax.model.indexer import IndexRows
 from glm_jax.model.layer import (
     Form,
     Planes,
-    Queries,
     after_attention,
-    attend,
+    attend_chunks,
+    attend_groups,
     before_attention,
     keys_of,
 )
 from glm_jax.model.members import Member, merger_of
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rows import Rows, build_rows
-from glm_jax.model.selection import (
-    Selection,
-    empty_selection,
-    select_chunks,
-    select_groups,
-    to_entries,
-)
+from glm_jax.model.selection import empty_selection, select_chunks, select_groups, to_entries
 from glm_jax.model.slots import Slots, update_slots
 from glm_jax.model.step import selection_width
 from glm_jax.model.transformer import Transformer
+from pallas_kernels.sparse_mla import Queries, Selection, UpProjections
 
-Mixed = Float[Array, "n H C"]
+Values = Float[Array, "n H U"]
 
 KINDS = (
     "embed",
@@ -90,10 +85,10 @@ class Pieces:
             "embed": Function(self.embed, (1,)),
             "before_full": Function(self.before_full, (3,)),
             "before_shared": Function(self.before_shared, (2,)),
-            "chunks_full": Function(self.chunks_full, (4, 5)),
-            "chunks_shared": Function(self.chunks_shared, (3,)),
-            "groups_full": Function(self.groups_full, (4, 5)),
-            "groups_shared": Function(self.groups_shared, (3,)),
+            "chunks_full": Function(self.chunks_full, (5, 6)),
+            "chunks_shared": Function(self.chunks_shared, (4,)),
+            "groups_full": Function(self.groups_full, (5, 6)),
+            "groups_shared": Function(self.groups_shared, (4,)),
             "after_dense": Function(partial(self.after, "mlps"), (2,)),
             "after_moe": Function(partial(self.after, "moes"), (2,)),
             "head": Function(self.head, (3,)),
@@ -127,7 +122,7 @@ class Pieces:
         cache: Cache,
         rows: CompactRows,
         planes: Planes,
-    ) -> tuple[Queries, IndexRows, Mixed, Cache]:
+    ) -> tuple[Queries, IndexRows, Values, Cache]:
         """Project and write the rows of a full layer."""
         queries, index, cache = before_attention(
             self._merge["blocks"](block),
@@ -140,7 +135,7 @@ class Pieces:
             self._form,
         )
         assert index is not None
-        return queries, index, jnp.zeros_like(queries.latent), _with_rank(cache)
+        return queries, index, self._no_values(queries), _with_rank(cache)
 
     def before_shared(
         self,
@@ -149,7 +144,7 @@ class Pieces:
         cache: Cache,
         rows: CompactRows,
         planes: Planes,
-    ) -> tuple[Queries, Mixed, Cache]:
+    ) -> tuple[Queries, Values, Cache]:
         """Project and write the rows of a shared layer."""
         queries, _, cache = before_attention(
             self._merge["blocks"](block),
@@ -161,18 +156,19 @@ class Pieces:
             planes,
             self._form,
         )
-        return queries, jnp.zeros_like(queries.latent), _with_rank(cache)
+        return queries, self._no_values(queries), _with_rank(cache)
 
     def chunks_full(
         self,
+        block: Member,
         queries: Queries,
         index: IndexRows,
         cache: Cache,
         rows: CompactRows,
         selection: Selection,
-        mixed: Mixed,
+        values: Values,
         planes: Planes,
-    ) -> tuple[Selection, Mixed]:
+    ) -> tuple[Selection, Values]:
         """Select and attend for the prefill rows."""
         keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
         size = rows.valid.shape[0]
@@ -180,30 +176,37 @@ class Pieces:
         own = to_entries(found, rows.page_table, rows.slots, self._page_size)
         at = rows.chunk_rows
         selection = _put(selection, at, _take(own, at))
-        return selection, self.chunks_shared(queries, cache, rows, mixed, selection, planes)
+        return selection, self.chunks_shared(block, queries, cache, rows, values, selection, planes)
 
     def chunks_shared(
         self,
+        block: Member,
         queries: Queries,
         cache: Cache,
         rows: CompactRows,
-        mixed: Mixed,
+        values: Values,
         selection: Selection,
         planes: Planes,
-    ) -> Mixed:
+    ) -> Values:
         """Attend for the prefill rows with the selection there is."""
-        return self._attend(rows.chunk_rows, queries, cache, mixed, selection, planes)
+        # No tile names a row past the prefill rows.
+        out = attend_chunks(
+            queries, selection, rows.tiles, _first(cache), planes, self._up(block), self._form
+        )
+        at = rows.chunk_rows
+        return values.at[at].set(_take(out, at), mode="drop")
 
     def groups_full(
         self,
+        block: Member,
         queries: Queries,
         index: IndexRows,
         cache: Cache,
         rows: CompactRows,
         selection: Selection,
-        mixed: Mixed,
+        values: Values,
         planes: Planes,
-    ) -> tuple[Selection, Mixed]:
+    ) -> tuple[Selection, Values]:
         """Select and attend for the decode rows."""
         keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
         chosen = _take(index, rows.group_rows)
@@ -214,20 +217,26 @@ class Pieces:
         slots = jnp.broadcast_to(rows.group_slots[:, None], rows.group_rows.shape)
         own = to_entries(found, rows.page_table, slots, self._page_size)
         selection = _put(selection, rows.group_rows, own)
-        return selection, self.groups_shared(queries, cache, rows, mixed, selection, planes)
+        return selection, self.groups_shared(block, queries, cache, rows, values, selection, planes)
 
     def groups_shared(
         self,
+        block: Member,
         queries: Queries,
         cache: Cache,
         rows: CompactRows,
-        mixed: Mixed,
+        values: Values,
         selection: Selection,
         planes: Planes,
-    ) -> Mixed:
+    ) -> Values:
         """Attend for the decode rows with the selection there is."""
         at = rows.group_rows.reshape(-1)
-        return self._attend(at, queries, cache, mixed, selection, planes)
+        chosen = _take(selection, at)
+        chosen = chosen._replace(count=jnp.where(at < values.shape[0], chosen.count, 0))
+        out = attend_groups(
+            _take(queries, at), chosen, _first(cache), planes, self._up(block), self._form
+        )
+        return values.at[at].set(out, mode="drop")
 
     def after(
         self,
@@ -235,7 +244,7 @@ class Pieces:
         block: Member,
         feed_forward: Member,
         x: Float[Array, "n D"],
-        mixed: Mixed,
+        values: Values,
         rows: CompactRows,
     ) -> Float[Array, "n D"]:
         """Add attention and the feed-forward; ``group`` ("mlps" or "moes") is static."""
@@ -243,9 +252,9 @@ class Pieces:
             self._merge["blocks"](block),
             self._merge[group](feed_forward),
             x,
-            mixed,
+            values,
             rows.valid,
-            self._form.config,
+            self._form,
         )
 
     def head(
@@ -270,21 +279,13 @@ class Pieces:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""
         return build_rows(slots, inputs, page_size=self._page_size, pool_entries=0)
 
-    def _attend(
-        self,
-        at: Int[Array, " m"],
-        queries: Queries,
-        cache: Cache,
-        mixed: Mixed,
-        selection: Selection,
-        planes: Planes,
-    ) -> Mixed:
-        """Gather the rows ``at``, attend, scatter back; a row past the end is a pad."""
-        chosen = _take(selection, at)
-        real = at < mixed.shape[0]
-        chosen = chosen._replace(count=jnp.where(real, chosen.count, 0))
-        out = attend(_take(queries, at), chosen, _first(cache), planes, self._form)
-        return mixed.at[at].set(out, mode="drop")
+    def _up(self, block: Member) -> UpProjections:
+        return self._merge["blocks"](block).attention.up
+
+    def _no_values(self, queries: Queries) -> Values:
+        """Zeros; attention fills in its segment's rows."""
+        rows, heads, _ = queries.nope.shape
+        return jnp.zeros((rows, heads, self._form.config.v_head_dim), queries.nope.dtype)
 
 
 def _first(tree: Any) -> Any:

@@ -11,18 +11,11 @@ from jaxtyping import Array, Bool, Int
 
 from bucketing.step_inputs import StepInputs
 from glm_jax.model.slots import Slots
+from pallas_kernels.tiles import Tiles
 
 # Rows of one chunk that select their keys together. 64 fills a matmul on CPU; smaller tiles score
 # fewer masked keys but cost more loop turns.
 TILE_ROWS = 64
-
-
-class Tiles(NamedTuple):
-    """Prefill rows cut into tiles that never span two chunks."""
-
-    rows: Int[Array, "T R"]  # row of each place; P for a pad place
-    positions: Int[Array, "T R"]  # -1 for a pad place
-    page_table: Int[Array, "T W"]
 
 
 class Rows(NamedTuple):
@@ -87,22 +80,26 @@ def _cut_tiles(slots: Slots, inputs: StepInputs) -> Tiles:
     prefill_rows, chunks = inputs.prefill_tokens.shape[0], inputs.chunk_slot.shape[0]
     if prefill_rows == 0:
         nothing = jnp.zeros((0, TILE_ROWS), jnp.int32)
-        return Tiles(nothing, nothing, jnp.zeros((0, slots.page_table.shape[1]), jnp.int32))
+        pages = jnp.zeros((0, slots.page_table.shape[1]), jnp.int32)
+        return Tiles(nothing, nothing, pages, nothing[:, 0], nothing[:, 0])
     tile_rows = min(TILE_ROWS, prefill_rows)
     lengths = inputs.chunk_start[1:] - inputs.chunk_start[:-1]
     per_chunk = (lengths + tile_rows - 1) // tile_rows
     ends = jnp.cumsum(per_chunk)
     tile = jnp.arange(prefill_rows // tile_rows + chunks, dtype=jnp.int32)
-    chunk = jnp.searchsorted(ends, tile, side="right").astype(jnp.int32)
+    chunk = jnp.sum(tile[:, None] >= ends, axis=1, dtype=jnp.int32)
     used = chunk < chunks
     owner = jnp.minimum(chunk, chunks - 1)
     first = inputs.chunk_start[owner] + (tile - (ends - per_chunk)[owner]) * tile_rows
     rows = first[:, None] + jnp.arange(tile_rows, dtype=jnp.int32)
     live = used[:, None] & (rows < inputs.chunk_start[owner + 1][:, None])
     slot = inputs.chunk_slot[owner]
-    positions = slots.computed[slot][:, None] + rows - inputs.chunk_start[owner][:, None]
+    computed = slots.computed[slot]
+    positions = computed[:, None] + rows - inputs.chunk_start[owner][:, None]
     return Tiles(
         rows=jnp.where(live, rows, prefill_rows),
         positions=jnp.where(live, positions, -1),
         page_table=slots.page_table[slot],
+        chunk_first=computed,
+        chunk_last=computed + lengths[owner] - 1,
     )

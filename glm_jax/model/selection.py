@@ -1,45 +1,41 @@
 """Which cached entries each row attends to: full layers choose, shared layers reuse the choice."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from glm_jax.model.indexer import IndexRows
-from glm_jax.model.rows import TILE_ROWS, Rows, Tiles
+from glm_jax.model.rows import TILE_ROWS, Rows
 from pallas_kernels.index_topk import index_topk_decode, index_topk_prefill
+from pallas_kernels.pool import PagedPool
+from pallas_kernels.sparse_mla import Selection
+from pallas_kernels.tiles import Tiles
 
 # Positions in the request, and how many of them are meant; what both segments return.
 Found = tuple[Int[Array, "*rows K"], Int[Array, "*rows"]]
-
-
-class Selection(NamedTuple):
-    """Selected entries of every row; places at or after ``count`` point to entry 0."""
-
-    entries: Int[Array, "N K"]  # page * page_size + offset, inside one plane
-    count: Int[Array, " N"]
 
 
 class Keys(NamedTuple):
     """The index keys of one layer and how to search them.
 
     Attributes:
-        read: pages ``[T, b]`` to float32 index keys ``[T, b, page_size, I]``.
-        page_size: entries per page.
+        pool: the layer's plane of index keys.
         topk: entries per row.
         decode_path: "groups", or "extend" to send decode rows through the path of prefill rows.
+        kernels: implementation of the operators.
     """
 
-    read: Callable[[Array], Array]
-    page_size: int
+    pool: PagedPool
     topk: int
     decode_path: str = "groups"
+    kernels: str | None = None
 
 
 def empty_selection(rows: int, topk: int) -> Selection:
     """Nothing selected; what the layers start from."""
-    return Selection(jnp.zeros((rows, topk), jnp.int32), jnp.zeros((rows,), jnp.int32))
+    nothing = jnp.zeros((rows, topk), jnp.int32)
+    return Selection(nothing, nothing, nothing[:, 0])
 
 
 def select(
@@ -70,7 +66,7 @@ def select(
         parts.append((found.reshape(groups * width, -1), count.reshape(-1)))
     positions = jnp.concatenate([part[0] for part in parts])
     count = jnp.concatenate([part[1] for part in parts])
-    return to_entries((positions, count), page_table, rows.slots, keys.page_size)
+    return to_entries((positions, count), page_table, rows.slots, keys.pool.page_size)
 
 
 def select_chunks(index: IndexRows, tiles: Tiles, rows: int, keys: Keys) -> Found:
@@ -84,14 +80,14 @@ def select_chunks(index: IndexRows, tiles: Tiles, rows: int, keys: Keys) -> Foun
         index.weights[places],
         tiles.positions,
         tiles.page_table,
-        keys.read,
-        page_size=keys.page_size,
+        keys.pool,
         topk=keys.topk,
+        implementation=keys.kernels,
     )
-    start = empty_selection(rows, keys.topk)
+    start = jnp.zeros((rows, keys.topk), jnp.int32)
     return (
-        start.entries.at[tiles.rows].set(found, mode="drop"),
-        start.count.at[tiles.rows].set(count, mode="drop"),
+        start.at[tiles.rows].set(found, mode="drop"),
+        start[:, 0].at[tiles.rows].set(count, mode="drop"),
     )
 
 
@@ -121,9 +117,9 @@ def select_groups(
         weights,
         positions,
         page_table,
-        keys.read,
-        page_size=keys.page_size,
+        keys.pool,
         topk=keys.topk,
+        implementation=keys.kernels,
     )
     return found[:, :width], count[:, :width]
 
@@ -146,4 +142,4 @@ def to_entries(
     chosen = jnp.arange(positions.shape[-1]) < count[..., None]
     safe = jnp.where(chosen, positions, 0)
     page = page_table[slots[..., None], safe // page_size]
-    return Selection(jnp.where(chosen, page * page_size + safe % page_size, 0), count)
+    return Selection(safe, jnp.where(chosen, page * page_size + safe % page_size, 0), count)

@@ -8,16 +8,9 @@ An expert id equal to E (one past the last) drops the assignment: pad rows use i
 yield zeros. The sum over x is taken in the given order, in float32.
 """
 
-from collections.abc import Callable
-
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.expert_matmul import reference, xla
-
-IMPLEMENTATIONS: dict[str, Callable] = {
-    "reference": reference.expert_matmul,
-    "xla": xla.expert_matmul,
-}
+from pallas_kernels.dispatch import find
 
 
 def expert_matmul(
@@ -27,7 +20,7 @@ def expert_matmul(
     gate_up: Float[Array, "E D F"],
     down: Float[Array, "E Y D"],
     *,
-    implementation: str = "xla",
+    implementation: str | None = None,
 ) -> Float[Array, "N D"]:
     """Route rows through their experts and combine.
 
@@ -37,11 +30,7 @@ def expert_matmul(
         gates: combination weights, float32.
         gate_up: gate columns first, then up columns (F = 2 Y).
         down: projection back to the model width.
-        implementation: "xla" (default) or "reference".
+        implementation: "reference", "xla" or "mosaic_gpu"; None chooses by platform.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"unknown implementation {implementation!r} of expert_matmul; "
-            f"allowed: {', '.join(sorted(IMPLEMENTATIONS))}"
-        )
-    return IMPLEMENTATIONS[implementation](x, experts, gates, gate_up, down)
+    run = find("expert_matmul", "expert_matmul", implementation)
+    return run(x, experts, gates, gate_up, down)

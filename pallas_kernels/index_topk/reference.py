@@ -1,24 +1,23 @@
 """Slow, obvious form of index_topk: the whole score matrix, then one stable sort."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.pool import PagedPool
 
-def index_topk(
+
+def index_topk_decode(
     queries: Float[Array, "T R M I"],
     weights: Float[Array, "T R M"],
     positions: Int[Array, "T R"],
     page_table: Int[Array, "T W"],
-    read: Callable[[Array], Array],
+    keys: PagedPool,
     *,
-    page_size: int,
     topk: int,
 ) -> tuple[Int[Array, "T R K"], Int[Array, "T R"]]:
     """Score all S = W * page_size positions of every row and sort them (see ``api``)."""
     tiles, pages = page_table.shape
-    context = read(page_table).reshape(tiles, pages * page_size, -1)
+    context = keys.read_pages(page_table).reshape(tiles, pages * keys.page_size, -1)
     heads = jnp.einsum("trmi,tsi->trms", queries, context)
     scores = jnp.einsum("trms,trm->trs", jnp.maximum(heads, 0.0), weights)
     causal = jnp.arange(context.shape[1]) <= positions[..., None]
@@ -27,3 +26,6 @@ def index_topk(
     order = jnp.argsort(-ranked, axis=-1, stable=True)
     count = jnp.minimum(positions + 1, topk)
     return order[..., :topk].astype(jnp.int32), count.astype(jnp.int32)
+
+
+index_topk_prefill = index_topk_decode

@@ -8,12 +8,13 @@ two CPU cores (contexts of 640 to 4096 keys, 8 or 512 rows, K = 256).
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
+
+from pallas_kernels.pool import PagedPool
 
 # Keys scored per loop turn: few, so that a context is not rounded up by much (640 keys, 8 rows:
 # 0.83 ms with 128 keys, 1.4 ms with 512; no difference at 4096 keys).
@@ -35,9 +36,8 @@ def index_topk_decode(
     weights: Float[Array, "G Q M"],
     positions: Int[Array, "G Q"],
     page_table: Int[Array, "G W"],
-    read: Callable[[Array], Array],
+    keys: PagedPool,
     *,
-    page_size: int,
     topk: int,
 ) -> tuple[Int[Array, "G Q K"], Int[Array, "G Q"]]:
     """All groups advance together through their contexts (see ``api``)."""
@@ -45,7 +45,7 @@ def index_topk_decode(
     count = jnp.minimum(positions + 1, topk).astype(jnp.int32)
 
     def search() -> Int[Array, "G Q K"]:
-        scores = _score(queries, weights, positions, page_table, read, page_size)
+        scores = _score(queries, weights, positions, page_table, keys)
         return _positions_of_largest(scores, topk)
 
     return jax.lax.cond(jnp.max(positions) >= topk, search, lambda: everything), count
@@ -56,18 +56,15 @@ def index_topk_prefill(
     weights: Float[Array, "T R M"],
     positions: Int[Array, "T R"],
     page_table: Int[Array, "T W"],
-    read: Callable[[Array], Array],
+    keys: PagedPool,
     *,
-    page_size: int,
     topk: int,
 ) -> tuple[Int[Array, "T R K"], Int[Array, "T R"]]:
     """Tiles one by one, each through its own context (see ``api``)."""
 
     def tile(operands: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         query, weight, position, table = (operand[None] for operand in operands)
-        selected, count = index_topk_decode(
-            query, weight, position, table, read, page_size=page_size, topk=topk
-        )
+        selected, count = index_topk_decode(query, weight, position, table, keys, topk=topk)
         return selected[0], count[0]
 
     return jax.lax.map(tile, (queries, weights, positions, page_table))
@@ -78,11 +75,11 @@ def _score(
     weights: Float[Array, "T R M"],
     positions: Int[Array, "T R"],
     page_table: Int[Array, "T W"],
-    read: Callable[[Array], Array],
-    page_size: int,
+    keys: PagedPool,
 ) -> _Scores:
     """Score every visible key of each row."""
     tiles, rows, heads, width = queries.shape
+    page_size = keys.page_size
     block_pages = max(1, SCORE_KEYS // page_size)
     block = block_pages * page_size
     turns = max(1, COUNT_KEYS // block)
@@ -92,7 +89,7 @@ def _score(
 
     def score(index: int | Int[Array, ""], bits: UInt[Array, "T R S"]) -> UInt[Array, "T R S"]:
         pages = jax.lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, axis=1)
-        context = read(pages).reshape(tiles, block, width)
+        context = keys.read_pages(pages).reshape(tiles, block, width)
         dots = jnp.einsum("tri,tsi->trs", flat_queries, context)
         per_head = jnp.maximum(dots, 0.0).reshape(tiles, rows, heads, block)
         scores = jnp.einsum("trms,trm->trs", per_head, weights)

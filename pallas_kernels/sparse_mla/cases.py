@@ -9,14 +9,39 @@ class SparseMlaCase(NamedTuple):
     name: str
     rows: int
     heads: int
-    latent: int
+    nope: int
     rope: int
+    latent: int
+    value: int
     topk: int
-    pool: int
+    pages: int  # of each request
+    page_size: int
 
 
 CASES = (
-    SparseMlaCase("decode", rows=5, heads=4, latent=24, rope=8, topk=16, pool=160),
-    # More rows than one block, and no multiple of it.
-    SparseMlaCase("prefill", rows=21, heads=3, latent=40, rope=16, topk=32, pool=256),
+    SparseMlaCase(
+        "decode",
+        rows=5,
+        heads=4,
+        nope=12,
+        rope=8,
+        latent=24,
+        value=8,
+        topk=16,
+        pages=5,
+        page_size=8,
+    ),
+    # More keys than a block, top-k wide enough for the expanded form to pay.
+    SparseMlaCase(
+        "prefill",
+        rows=96,
+        heads=3,
+        nope=8,
+        rope=8,
+        latent=16,
+        value=8,
+        topk=64,
+        pages=48,
+        page_size=8,
+    ),
 )

@@ -24,7 +24,7 @@ from glm_jax.model.slots import empty_slots
 from glm_jax.model.step import build_step
 from glm_jax.model.storage import ParameterStore, split_model
 from glm_jax.weights.load import load_parameters
-from pallas_kernels.sparse_mla import sparse_mla
+from pallas_kernels.sparse_mla import sparse_mla_prefill
 
 PAGE_SIZE = 64
 # Prompts of similar length share a program.
@@ -125,16 +125,19 @@ def open_layers(ties: tuple) -> Generator[list]:
         own = select(*arguments, **options)
         number = next(full_layers)
         # The one request's pages start at page 1, in order.
-        entries = jnp.where(chosen[number][:, None], keys[number] + PAGE_SIZE, own.entries)
-        return own._replace(entries=entries)
+        taken = chosen[number][:, None]
+        return own._replace(
+            positions=jnp.where(taken, keys[number], own.positions),
+            entries=jnp.where(taken, keys[number] + PAGE_SIZE, own.entries),
+        )
 
-    def attend_and_note(q_latent, q_rope, entries, count, *rest, **options):
-        selections.append((entries, count))
-        return sparse_mla(q_latent, q_rope, entries, count, *rest, **options)
+    def attend_and_note(queries, selection, *rest, **options):
+        selections.append((selection.entries, selection.count))
+        return sparse_mla_prefill(queries, selection, *rest, **options)
 
     with (
         mock.patch.object(layer, "select", select_with_ties),
-        mock.patch.object(layer, "sparse_mla", attend_and_note),
+        mock.patch.object(layer, "sparse_mla_prefill", attend_and_note),
     ):
         yield selections
 

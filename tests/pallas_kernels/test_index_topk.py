@@ -6,6 +6,7 @@ import pytest
 
 from pallas_kernels.index_topk import api
 from pallas_kernels.index_topk.cases import CASES, IndexTopkCase
+from pallas_kernels.pool import PagedPool
 
 
 @functools.cache
@@ -18,8 +19,7 @@ def _compiled(case: IndexTopkCase, implementation: str, form: str):
             weights,
             positions,
             table,
-            lambda pages: pool[pages],
-            page_size=case.page_size,
+            PagedPool(pool[None], 0, "float32"),
             topk=case.topk,
             implementation=implementation,
         )
