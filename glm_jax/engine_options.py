@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.xla_flags import platform_flags
 from glm_jax.model.cache import CacheFormat, entry_bytes
 from glm_jax.model.config import GlmConfig
 from glm_jax.sampling.params import check_names
@@ -48,6 +49,9 @@ def resolve_options(model: GlmConfig, options: Mapping[str, Any], platform: str)
         chosen["layer_storage"] = "per_layer" if platform == "cpu" and not scanned else "stacked"
     if chosen.get("layer_loop", "auto") == "auto":
         chosen["layer_loop"] = "unrolled"
+    if chosen.get("kernels", "auto") == "auto":
+        chosen["kernels"] = "xla" if platform == "cpu" else "mosaic_gpu"
+    chosen.setdefault("xla_flags", platform_flags(platform))
     if (chosen["layer_storage"], chosen["layer_loop"]) == ("per_layer", "scan"):
         raise ValueError(
             "layer_loop 'scan' needs layer_storage 'stacked', got 'per_layer'. Change either."

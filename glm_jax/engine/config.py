@@ -18,6 +18,7 @@ _CHOICES = {
     "layer_loop": ("auto", "unrolled", "scan"),
     "execution_mode": ("auto", "full", "piecewise", "eager"),
     "decode_path": ("groups", "extend"),
+    "kernels": ("auto", "reference", "xla", "mosaic_gpu"),
     "grid_warm": ("none", "hot", "all"),
 }
 _SMALLEST = {
@@ -71,11 +72,16 @@ class EngineConfig:
         piecewise_buckets: Sizes of the row axis of pieces, cut at the most rows of a step.
         decode_path: "groups" lets the rows of a decode group share one read of its keys. "extend"
             sends decode rows through the path of prefill rows, as some engines do: for comparison.
+        kernels: Implementation of the operators in ``pallas_kernels``: "mosaic_gpu" for Hopper
+            GPUs, "xla" for CPUs, "reference" is slow and obvious; "auto" chooses by platform. EAGER
+            steps always take the reference, whose operators have no loops to run in Python.
         grid_warm: Which cells are compiled before the first request: "all"; "hot", those that most
             steps use (``bucketing.hot_cells``); "none". The others follow in the background, from
             child processes, while their steps run piece by piece.
         gpu_memory_utilization: The share of the device's memory (on CPU, of the available RAM)
             that weights, pages and programs may take together.
+        xla_flags: XLA's compiler options for every program, "name=value" each; `LLM` takes those
+            of the platform (``xla_flags.platform_flags``) where none are given.
         skip_tokenizer_init: Work on token ids only.
     """
 
@@ -102,8 +108,10 @@ class EngineConfig:
     execution_mode: str = "auto"
     piecewise_buckets: Sequence[int] = (8, 32, 128, 512, 2048)
     decode_path: str = "groups"
+    kernels: str = "auto"
     grid_warm: str = "hot"
     gpu_memory_utilization: float | int = 0.9
+    xla_flags: Sequence[str] = ()
     skip_tokenizer_init: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> "EngineConfig":
@@ -118,6 +126,7 @@ class EngineConfig:
         if self.grid_cells is not None:
             cells = tuple(_sizes("a cell of grid_cells", cell) for cell in self.grid_cells)
             object.__setattr__(self, "grid_cells", cells)
+        object.__setattr__(self, "xla_flags", _flags(self.xla_flags))
         for name, low in _SMALLEST.items():
             _check_integer(name, getattr(self, name), low)
         for name, allowed in _CHOICES.items():
@@ -225,6 +234,14 @@ def _sizes(name: str, value: Any) -> tuple[int, ...]:
     if not listed or not all(isinstance(size, Integral) and int(size) >= 0 for size in value):
         raise ValueError(f"{name} is {value!r}; allowed: a list of integers >= 0.")
     return tuple(int(size) for size in value)
+
+
+def _flags(value: Any) -> tuple[str, ...]:
+    """Return XLA's flags as a tuple, or raise ValueError."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(flag, str) and "=" in flag[1:] for flag in value):
+        raise ValueError(f'xla_flags is {value!r}; allowed: a list of "name=value".')
+    return tuple(value)
 
 
 def _check_integer(name: str, value: Any, low: int) -> None:

@@ -15,6 +15,7 @@ from bucketing.cell import Cell
 from bucketing.piecewise import Piece
 from bucketing.step_inputs import Limits, StepInputs, input_shapes
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.xla_flags import xla_options
 from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of
@@ -71,11 +72,24 @@ class Lowering:
         params: shapes of the weights' leaves, in the order the programs take them.
         cache: shapes of the cache, rank axis in front.
         slots: shapes of the slots, rank axis in front.
-        step: the step as a Python function, for operator-by-operator execution.
+        step: the step as a Python function, for operator-by-operator execution: with the reference
+            operators.
     """
 
-    def __init__(self, model: GlmConfig, engine: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: GlmConfig,
+        engine: EngineConfig,
+        *,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> None:
         """Lay out every shape.
+
+        Args:
+            model: the model's config.
+            engine: the engine's options.
+            sharding: where all arrays live; None is the process's default device. Programs can be
+                lowered and compiled for a device that is only described.
 
         Raises:
             ValueError: an option is still "auto"; programs depend on its value.
@@ -89,11 +103,15 @@ class Lowering:
         self.model = model
         self.engine = engine
         self.limits: Limits = engine.limits()
-        self.form = Form(model, CacheFormat(engine.dtype), engine.decode_path)
-        self._model = abstract_model(model, dtype=engine.dtype, storage=engine.layer_storage)
+        kernels = None if engine.kernels == "auto" else engine.kernels
+        self.form = Form(model, CacheFormat(engine.dtype), engine.decode_path, kernels)
+        self._shape = partial(jax.ShapeDtypeStruct, sharding=sharding)
+        self._model = abstract_model(
+            model, dtype=engine.dtype, storage=engine.layer_storage, make=self._shape
+        )
         self._pieces = Pieces(self._model, self.form, engine.page_size)
         merge, self.params = split_model(self._model)
-        self.cache: Cache = _with_rank(
+        self.cache: Cache = self._with_rank(
             cache_shapes(
                 model,
                 self.form.cache_format,
@@ -101,10 +119,13 @@ class Lowering:
                 page_size=engine.page_size,
             )
         )
-        self.slots: Slots = _with_rank(slot_shapes(self.limits, NUM_DRAFTS))
-        self.step = build_step(merge, self.form, loop=engine.layer_loop)
-        self._step = jax.jit(self.step, donate_argnums=(1, 2))
-        self._logits = jax.jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
+        self.slots: Slots = self._with_rank(slot_shapes(self.limits, NUM_DRAFTS))
+        plain = self.form._replace(kernels="reference")
+        self.step = build_step(merge, plain, loop=engine.layer_loop)
+        self._jit = partial(jax.jit, compiler_options=xla_options(engine.xla_flags))
+        step = build_step(merge, self.form, loop=engine.layer_loop)
+        self._step = self._jit(step, donate_argnums=(1, 2))
+        self._logits = self._jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
 
     @classmethod
     def from_json(cls, text: str) -> "Lowering":
@@ -138,7 +159,7 @@ class Lowering:
     def inputs(self, cell: Cell) -> StepInputs:
         """Shapes of a cell's inputs."""
         shapes = input_shapes(cell, self.limits)
-        return StepInputs(*(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in shapes))
+        return StepInputs(*(self._shape(spec.shape, spec.dtype) for spec in shapes))
 
     def lower(self, key: Cell | Piece) -> jax.stages.Lowered:
         """Trace and lower a program; compiling the result gives the program.
@@ -162,13 +183,17 @@ class Lowering:
             self.inputs(self.engine.widest),
             key.rows,
         )
-        return jax.jit(call, donate_argnums=donated).lower(*arguments[key.kind])
+        return self._jit(call, donate_argnums=donated).lower(*arguments[key.kind])
 
     def _lower_logits(self, rows: int) -> jax.stages.Lowered:
         head = self._model.head.get_value()
-        hidden = jax.ShapeDtypeStruct((1, rows, self.model.hidden_size), head.dtype)
-        index = jax.ShapeDtypeStruct((LOGITS_ROWS,), np.int32)
+        hidden = self._shape((1, rows, self.model.hidden_size), head.dtype)
+        index = self._shape((LOGITS_ROWS,), np.int32)
         return self._logits.lower(hidden, head, index)
+
+    def _with_rank(self, shapes: Any) -> Any:
+        """Put the rank axis (size 1) in front of every shape."""
+        return jax.tree.map(lambda spec: self._shape((1, *spec.shape), spec.dtype), shapes)
 
     @property
     def weight_bytes(self) -> int:
@@ -189,11 +214,6 @@ class Lowering:
 def logits_key(layout: Cell) -> Piece:
     """The key of the program that turns hidden rows of a layout into logits."""
     return Piece(LOGITS, layout.rows)
-
-
-def _with_rank(shapes: Any) -> Any:
-    """Put the rank axis (size 1) in front of every shape."""
-    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct((1, *spec.shape), spec.dtype), shapes)
 
 
 def _bytes(shapes: Any) -> int:

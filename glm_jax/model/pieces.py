@@ -171,8 +171,7 @@ class Pieces:
     ) -> tuple[Selection, Values]:
         """Select and attend for the prefill rows."""
         keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
-        size = rows.valid.shape[0]
-        found = select_chunks(index, rows.tiles, size, keys)
+        found = select_chunks(index, rows.tiles, keys)
         own = to_entries(found, rows.page_table, rows.slots, self._page_size)
         at = rows.chunk_rows
         selection = _put(selection, at, _take(own, at))

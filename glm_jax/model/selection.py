@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -53,12 +54,13 @@ def select(
     prefill_rows = rows.tokens.shape[0] - groups * width
     parts: list[Found] = []
     if prefill_rows:
-        parts.append(select_chunks(index, rows.tiles, prefill_rows, keys))
+        first = jax.tree.map(lambda array: array[:prefill_rows], index)
+        parts.append(select_chunks(first, rows.tiles, keys))
     if groups:
-        decode = slice(prefill_rows, None)
+        decode = jax.tree.map(lambda array: array[prefill_rows:], index)
         found, count = select_groups(
-            index.queries[decode].reshape(groups, width, *index.queries.shape[1:]),
-            index.weights[decode].reshape(groups, width, -1),
+            decode.queries.reshape(groups, width, *index.queries.shape[1:]),
+            decode.weights.reshape(groups, width, -1),
             rows.group_positions,
             rows.group_page_table,
             keys,
@@ -69,25 +71,15 @@ def select(
     return to_entries((positions, count), page_table, rows.slots, keys.pool.page_size)
 
 
-def select_chunks(index: IndexRows, tiles: Tiles, rows: int, keys: Keys) -> Found:
-    """Select for the rows named by ``tiles``; every other row of the ``rows`` gets count 0.
-
-    A pad place of a tile names a row at or past ``rows`` and is dropped.
-    """
-    places = jnp.minimum(tiles.rows, rows - 1)
-    found, count = index_topk_prefill(
-        index.queries[places],
-        index.weights[places],
-        tiles.positions,
-        tiles.page_table,
+def select_chunks(index: IndexRows, tiles: Tiles, keys: Keys) -> Found:
+    """Select for the rows that ``tiles`` names; every other row gets count 0."""
+    return index_topk_prefill(
+        index.queries,
+        index.weights,
+        tiles,
         keys.pool,
         topk=keys.topk,
         implementation=keys.kernels,
-    )
-    start = jnp.zeros((rows, keys.topk), jnp.int32)
-    return (
-        start.at[tiles.rows].set(found, mode="drop"),
-        start[:, 0].at[tiles.rows].set(count, mode="drop"),
     )
 
 
@@ -103,25 +95,33 @@ def select_groups(
     With ``decode_path`` "extend" a group is padded to a prefill tile and takes that path: what
     engines with a single extend kernel do, here to measure the difference.
     """
-    width = positions.shape[1]
+    groups, width = positions.shape
     if keys.decode_path == "groups":
-        operator = index_topk_decode
-    else:
-        operator = index_topk_prefill
-        spare = (0, max(0, TILE_ROWS - width))
-        queries = jnp.pad(queries, ((0, 0), spare, (0, 0), (0, 0)))
-        weights = jnp.pad(weights, ((0, 0), spare, (0, 0)))
-        positions = jnp.pad(positions, ((0, 0), spare), constant_values=-1)
-    found, count = operator(
-        queries,
-        weights,
-        positions,
-        page_table,
-        keys.pool,
-        topk=keys.topk,
-        implementation=keys.kernels,
+        return index_topk_decode(
+            queries,
+            weights,
+            positions,
+            page_table,
+            keys.pool,
+            topk=keys.topk,
+            implementation=keys.kernels,
+        )
+    row = jnp.arange(groups * width, dtype=jnp.int32).reshape(groups, width)
+    spare = (0, 0), (0, max(0, TILE_ROWS - width))
+    flat = IndexRows(
+        queries.reshape(groups * width, *queries.shape[2:]),
+        jnp.zeros((groups * width, queries.shape[-1])),
+        weights.reshape(groups * width, -1),
     )
-    return found[:, :width], count[:, :width]
+    tiles = Tiles(
+        rows=jnp.pad(row, spare, constant_values=groups * width),
+        positions=jnp.pad(positions, spare, constant_values=-1),
+        page_table=page_table,
+        chunk_first=positions[:, 0],
+        chunk_last=jnp.max(positions, axis=1),
+    )
+    found, count = select_chunks(flat, tiles, keys)
+    return found.reshape(groups, width, -1), count.reshape(groups, width)
 
 
 def to_entries(

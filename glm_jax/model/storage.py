@@ -1,6 +1,7 @@
 """Host arrays that a loader fills in place and the device takes over, in either storage form."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -109,11 +110,15 @@ def parameter_tree(
     return tree
 
 
-def abstract_model(config: GlmConfig, *, dtype: str, storage: str) -> Transformer:
+def abstract_model(
+    config: GlmConfig,
+    *,
+    dtype: str,
+    storage: str,
+    make: Callable[[tuple[int, ...], np.dtype], Any] = jax.ShapeDtypeStruct,
+) -> Transformer:
     """The model with shapes for arrays: to count leaves or compile without any memory."""
-    return Transformer(
-        parameter_tree(config, dtype=dtype, storage=storage, make=jax.ShapeDtypeStruct)
-    )
+    return Transformer(parameter_tree(config, dtype=dtype, storage=storage, make=make))
 
 
 def split_model(model: Transformer) -> tuple[Callable[[list], Transformer], list]:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import find
 from pallas_kernels.pool import PagedPool
+from pallas_kernels.tiles import Tiles
 
 
 def index_topk_decode(
@@ -39,18 +40,18 @@ def index_topk_decode(
 
 
 def index_topk_prefill(
-    queries: Float[Array, "T R M I"],
-    weights: Float[Array, "T R M"],
-    positions: Int[Array, "T R"],
-    page_table: Int[Array, "T W"],
+    queries: Float[Array, "N M I"],
+    weights: Float[Array, "N M"],
+    tiles: Tiles,
     keys: PagedPool,
     *,
     topk: int,
     implementation: str | None = None,
-) -> tuple[Int[Array, "T R K"], Int[Array, "T R"]]:
-    """Select positions for tiles of R consecutive prompt rows, one tile after another.
+) -> tuple[Int[Array, "N K"], Int[Array, " N"]]:
+    """Select positions for prompt rows, tile by tile.
 
-    A tile costs what its own context costs; a tile of pads costs nothing.
+    A tile costs what its own context costs; a tile of pads costs nothing. Rows that no tile names
+    get count 0.
     """
     prefill = find("index_topk", "index_topk_prefill", implementation)
-    return prefill(queries, weights, positions, page_table, keys, topk=topk)
+    return prefill(queries, weights, tiles, keys, topk=topk)

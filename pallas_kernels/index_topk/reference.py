@@ -1,9 +1,13 @@
 """Slow, obvious form of index_topk: the whole score matrix, then one stable sort."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.index_topk.tiled import select_tiled
 from pallas_kernels.pool import PagedPool
+from pallas_kernels.tiles import Tiles
 
 
 def index_topk_decode(
@@ -28,4 +32,14 @@ def index_topk_decode(
     return order[..., :topk].astype(jnp.int32), count.astype(jnp.int32)
 
 
-index_topk_prefill = index_topk_decode
+def index_topk_prefill(
+    queries: Float[Array, "N M I"],
+    weights: Float[Array, "N M"],
+    tiles: Tiles,
+    keys: PagedPool,
+    *,
+    topk: int,
+) -> tuple[Int[Array, "N K"], Int[Array, " N"]]:
+    """The same for all tiles at once (see ``api``)."""
+    select = partial(index_topk_decode, keys=keys, topk=topk)
+    return select_tiled(select, queries, weights, tiles)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from pallas_kernels.pool import PagedPool
+from pallas_kernels.tiles import Tiles
 
 # Keys scored per loop turn: few, so that a context is not rounded up by much (640 keys, 8 rows:
 # 0.83 ms with 128 keys, 1.4 ms with 512; no difference at 4096 keys).
@@ -52,22 +53,31 @@ def index_topk_decode(
 
 
 def index_topk_prefill(
-    queries: Float[Array, "T R M I"],
-    weights: Float[Array, "T R M"],
-    positions: Int[Array, "T R"],
-    page_table: Int[Array, "T W"],
+    queries: Float[Array, "N M I"],
+    weights: Float[Array, "N M"],
+    tiles: Tiles,
     keys: PagedPool,
     *,
     topk: int,
-) -> tuple[Int[Array, "T R K"], Int[Array, "T R"]]:
-    """Tiles one by one, each through its own context (see ``api``)."""
+) -> tuple[Int[Array, "N K"], Int[Array, " N"]]:
+    """The tiles in use one by one, each through its own context (see ``api``)."""
+    rows = queries.shape[0]
 
-    def tile(operands: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-        query, weight, position, table = (operand[None] for operand in operands)
-        selected, count = index_topk_decode(query, weight, position, table, keys, topk=topk)
-        return selected[0], count[0]
+    def select(index: int | Int[Array, ""], state: tuple[Array, Array]) -> tuple[Array, Array]:
+        places = tiles.rows[index]
+        safe = jnp.minimum(places, rows - 1)
+        positions, table = tiles.positions[index], tiles.page_table[index]
+        found, count = index_topk_decode(
+            queries[safe][None], weights[safe][None], positions[None], table[None], keys, topk=topk
+        )
+        return (
+            state[0].at[places].set(found[0], mode="drop"),
+            state[1].at[places].set(count[0], mode="drop"),
+        )
 
-    return jax.lax.map(tile, (queries, weights, positions, page_table))
+    nothing = jnp.zeros((rows, topk), jnp.int32)
+    used = jnp.sum(tiles.positions[:, 0] >= 0)
+    return jax.lax.fori_loop(0, used, select, (nothing, nothing[:, 0]))
 
 
 def _score(

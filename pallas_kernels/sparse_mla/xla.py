@@ -1,15 +1,16 @@
 """sparse_mla for the CPU.
 
-Decode rows, one at a time: K x 576 values are in memory, not N x K x 576. A row is two plain
-matmuls over one gathered block that stays in the core's cache. Measured on two CPU cores (512 rows,
-8 heads, K = 256): blocks of 8 rows as batched einsums took 6 times as long, because masking the
-block and slicing its latent part each copy it.
+Decode rows, four at a time: 4 x K x 576 values are in memory, not N x K x 576, and stay in the
+core's cache; pads at the end cost nothing. Measured on two CPU cores (8 rows, 8 heads, K = 256):
+0.87 ms, against 1.0 ms row by row under a condition that skips pads, and 3 ms with eight rows.
+Masking the gathered block or slicing its latent part would copy it, for several times as much.
 
 Prompt rows, one tile at a time: expanded where that is cheaper (``crossover``), else like decode
 rows. Measured likewise for a chunk of 512 rows: expanded 16 against 77 ms at the start of a prompt,
 38 against 100 ms after 1024 tokens.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ from pallas_kernels.sparse_mla.selection import Selection
 from pallas_kernels.sparse_mla.up_projections import UpProjections
 from pallas_kernels.tiles import Tiles
 
+BLOCK_ROWS = 4
+
 
 def sparse_mla_decode(
     q_latent: Float[Array, "N H C"],
@@ -36,31 +39,34 @@ def sparse_mla_decode(
     *,
     scale: float,
 ) -> Float[Array, "N H C"]:
-    """Map over rows (see ``api``)."""
-    latent_width = q_latent.shape[-1]
+    """Blocks of rows, as far as there are rows that select anything (see ``api``)."""
+    rows, heads, latent_width = q_latent.shape
+    block = math.gcd(rows, BLOCK_ROWS)
+    operands = q_latent, q_rope, entries, count
 
-    def attend(latent: Array, rope: Array, entry: Array, valid_count: Array) -> Float[Array, "H C"]:
-        # Per row, like the scale below: for all rows at once they would be two more arrays of the
-        # queries' size, and a step's temporaries beyond 32 MB are mapped anew by the allocator.
+    def attend(index: int | Int[Array, ""], out: Float[Array, "N H C"]) -> Float[Array, "N H C"]:
+        latent, rope, entry, valid_count = (
+            jax.lax.dynamic_slice_in_dim(array, index * block, block) for array in operands
+        )
         query = jnp.concatenate([latent, rope], axis=-1)
-        valid = jnp.arange(entry.shape[0]) < valid_count
-        # Unused places read the row's own first entry: whatever stands elsewhere, NaN included,
-        # is never touched, and the block needs no mask.
-        gathered = pool.read_entries(jnp.where(valid, entry, entry[:1]))
+        valid = jnp.arange(entry.shape[1]) < valid_count[:, None]
+        # Unused places read the row's own first entry (a pad row's is the zero page's): whatever
+        # stands elsewhere, NaN included, is never touched, and the block needs no mask.
+        first = jnp.where(valid_count > 0, entry[:, 0], 0)
+        gathered = pool.read_entries(jnp.where(valid, entry, first[:, None]))
         # [K, H], so that the small operand of each matmul is the one that gets transposed.
-        scores = jnp.where(valid[:, None], (gathered @ query.T) * scale, -1e30)
-        weights = jnp.exp(scores - jnp.max(scores, axis=0)) * valid[:, None]
-        total = jnp.sum(weights, axis=0)
+        scores = jnp.einsum("nkc,nhc->nkh", gathered, query) * scale
+        scores = jnp.where(valid[:, :, None], scores, -1e30)
+        weights = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True)) * valid[:, :, None]
+        total = jnp.sum(weights, axis=1, keepdims=True)
+        weights /= jnp.where(total > 0, total, 1.0)
         # All 576 columns, then the latent ones: slicing the block first would copy it.
-        return ((weights / total).T @ gathered)[:, :latent_width]
+        mixed = jnp.einsum("nkh,nkc->nhc", weights, gathered)[..., :latent_width]
+        return jax.lax.dynamic_update_slice_in_dim(out, mixed, index * block, axis=0)
 
-    def attend_row(operands: tuple[Array, Array, Array, Array]) -> Float[Array, "H C"]:
-        latent, _, _, valid_count = operands
-        nothing = jnp.zeros(latent.shape, jnp.float32)
-        # A pad row costs nothing, and what it would read may be anything.
-        return jax.lax.cond(valid_count > 0, attend, lambda *_: nothing, *operands)
-
-    return jax.lax.map(attend_row, (q_latent, q_rope, entries, count))
+    used = jnp.max(jnp.where(count > 0, jnp.arange(1, rows + 1), 0))
+    nothing = jnp.zeros((rows, heads, latent_width), jnp.float32)
+    return jax.lax.fori_loop(0, (used + block - 1) // block, attend, nothing)
 
 
 def sparse_mla_prefill(

@@ -58,6 +58,8 @@ def test_an_unknown_option_is_an_error_that_lists_the_allowed_ones():
         ({"step_policy": "decode_first"}, "'mixed', 'prefill_first', 'alternate'"),
         ({"dtype": "float16"}, "dtype is 'float16'; allowed: 'auto', 'float32', 'bfloat16'"),
         ({"prefill_buckets": [-1]}, "prefill_buckets is"),
+        ({"xla_flags": "xla_a=1"}, "xla_flags is 'xla_a=1'"),
+        ({"xla_flags": ["=1"]}, 'allowed: a list of "name=value"'),
         ({"decode_widths": (4, 1)}, "decode widths"),
         ({"decode_widths": ()}, "decode widths"),
         ({"long_prefill_token_threshold": 63}, r"0 \(off\) or at least one page \(64 tokens\)"),

@@ -9,6 +9,7 @@ import pytest
 
 from bucketing.cell import Cell
 from bucketing.pack import Chunk, RankRows, SlotReset, SlotSettings, pack
+from bucketing.piecewise import Piece
 from bucketing.program_store import ProgramStore
 from bucketing.programs import ProgramTable
 from glm_jax.compilation_cache import lowering_fingerprint
@@ -51,6 +52,20 @@ def test_lowering_refuses_open_options(tiny_llm):
         Lowering(tiny_llm.model_config, EngineConfig())
 
 
+def test_lowering_puts_every_array_where_it_is_told(lowering):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = Lowering(lowering.model, lowering.engine, sharding=place)
+    arrays = placed.params, placed.cache, placed.slots, placed.inputs(CELL)
+    assert {leaf.sharding for leaf in jax.tree.leaves(arrays)} == {place}
+
+
+def test_lowering_gives_xla_flags_to_the_compiler(lowering):
+    engine = dataclasses.replace(lowering.engine, xla_flags=("xla_no_such_flag=1",))
+    wrong = Lowering(lowering.model, engine)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_flag"):
+        wrong.lower(Piece("embed", 8)).compile()
+
+
 def test_lowering_knows_the_models_leaves_and_bytes(lowering, tiny_llm):
     held = tiny_llm.runner._params
     assert [leaf.shape for leaf in lowering.params] == [leaf.shape for leaf in held]
@@ -76,6 +91,7 @@ def test_runner_refuses_another_models_weights(lowering):
         {"max_model_len": 64},
         {"dtype": "bfloat16"},
         {"decode_path": "extend"},
+        {"xla_flags": ("xla_gpu_graph_min_graph_size=1",)},
         {"max_num_batched_tokens": 128},  # pieces are packed for the widest step
     ],
     ids=lambda options: next(iter(options)),

@@ -157,7 +157,8 @@ def test_logits_of_a_piecewise_step_are_those_of_a_full_one(tiny_llm, piecewise,
     while engine.has_unfinished:
         engine.step()
     _, logits = engine.release("r")
-    np.testing.assert_allclose(logits, whole, rtol=0, atol=1e-5)
+    # Two programs round differently: 1e-5 of the largest logit.
+    np.testing.assert_allclose(logits, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 @pytest.mark.slow

@@ -1,28 +1,28 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallas_kernels.index_topk import api
 from pallas_kernels.index_topk.cases import CASES, IndexTopkCase
 from pallas_kernels.pool import PagedPool
+from pallas_kernels.tiles import Tiles
 
 
 @functools.cache
 def _compiled(case: IndexTopkCase, implementation: str, form: str):
-    function = getattr(api, f"index_topk_{form}")
-
     def call(queries, weights, positions, table, pool):
-        return function(
-            queries,
-            weights,
-            positions,
-            table,
-            PagedPool(pool[None], 0, "float32"),
-            topk=case.topk,
-            implementation=implementation,
-        )
+        keys = PagedPool(pool[None], 0, "float32")
+        options = {"topk": case.topk, "implementation": implementation}
+        if form == "decode":
+            return api.index_topk_decode(queries, weights, positions, table, keys, **options)
+        rows = jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape)
+        tiles = Tiles(rows, positions, table, positions[:, 0], positions[:, -1])
+        flat = queries.reshape(-1, *queries.shape[2:]), weights.reshape(-1, weights.shape[-1])
+        found, count = api.index_topk_prefill(*flat, tiles, keys, **options)
+        return found.reshape(*positions.shape, -1), count.reshape(positions.shape)
 
     return jax.jit(call)
 
@@ -53,11 +53,13 @@ def _sets(result, problem):
     ]
 
 
-@pytest.mark.parametrize("form", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("implementation", "form"), [("xla", "decode"), ("xla", "prefill"), ("reference", "prefill")]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_index_topk_selects_what_the_reference_selects(case, form):
+def test_index_topk_selects_what_the_reference_selects(case, implementation, form):
     problem = _problem(case)
-    fast = _compiled(case, "xla", form)(**problem)
+    fast = _compiled(case, implementation, form)(**problem)
     slow = _compiled(case, "reference", "decode")(**problem)
     assert _sets(fast, problem) == _sets(slow, problem)
 
