@@ -5,7 +5,7 @@ fp8 array to float32 and back around a scatter (measured: 48-158 ms against 0.03
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def _from_e4m3(bits: UInt[Array, "*rows width"]) -> Float[Array, "*rows width"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float8_e4m3fn).astype(jnp.float32)
 
 
-def _words(bits: UInt[Array, "*rows bytes"], dtype: jnp.dtype) -> Array:
+def _words(bits: UInt[Array, "*rows bytes"], dtype: Any) -> Array:
     """Consecutive bytes as little-endian numbers of ``dtype``."""
     size = jnp.dtype(dtype).itemsize
     grouped = bits.reshape(*bits.shape[:-1], bits.shape[-1] // size, size)

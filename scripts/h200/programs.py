@@ -1,0 +1,93 @@
+"""The step programs that the gate compiles, by name: a model, its engine's options, its cells."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from bucketing.cell import Cell
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.lowering import Lowering
+from glm_jax.engine.xla_flags import platform_flags
+from glm_jax.model.config import GlmConfig
+from glm_jax.model.presets import PRESETS
+from glm_jax.model_files import find_model
+
+EMBEDDED = "embedded"
+# Decode groups of one token and five drafts. The prefill rows of the mixed cell are one long
+# chunk's share of a step.
+GROUPS, WIDTH, PREFILL = 32, 6, 512
+CELLS = {"decode": Cell(0, GROUPS, WIDTH), "mixed": Cell(PREFILL, GROUPS, WIDTH)}
+
+
+class Program(NamedTuple):
+    """One step program, not lowered yet."""
+
+    model: str
+    step: str
+    lower: Callable[[], jax.stages.Lowered]
+
+
+def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str) -> list[Program]:
+    """The programs of a model.
+
+    Args:
+        name: "embedded", a preset's name, or that with ":layers" for its first layers.
+        sharding: of the described device.
+        implementation: of the operators.
+
+    Raises:
+        ValueError: the name is none of these.
+    """
+    model = model_of(name)
+    lowering = Lowering(model, engine_of(model, implementation), sharding=sharding)
+
+    def program(step: str, cell: Cell) -> Program:
+        return Program(name, step, lambda: lowering.lower(cell))
+
+    return [program(step, cell) for step, cell in CELLS.items()]
+
+
+def model_of(name: str) -> GlmConfig:
+    """The config behind a name (see ``programs_of``)."""
+    if name == EMBEDDED:
+        return find_model(None).config
+    preset, _, layers = name.partition(":")
+    if preset not in PRESETS or not (layers.isdecimal() or layers == ""):
+        raise ValueError(
+            f"no model is called {name!r}; allowed: {EMBEDDED}, {', '.join(PRESETS)}, each preset "
+            'also with a number of layers ("glm-5.3:6").'
+        )
+    config = PRESETS[preset]
+    return first_layers(config, int(layers)) if layers else config
+
+
+def first_layers(config: GlmConfig, layers: int) -> GlmConfig:
+    """The same model with fewer layers."""
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ValueError(
+            f"the model has {config.num_hidden_layers} layers, {layers} cannot be taken."
+        )
+    return config.replace(
+        num_hidden_layers=layers,
+        mlp_layer_types=config.mlp_layer_types[:layers],
+        indexer_types=config.indexer_types[:layers],
+    )
+
+
+def engine_of(model: GlmConfig, implementation: str) -> EngineConfig:
+    """Engine options as on a GPU; contexts far longer than the model's top-k."""
+    return EngineConfig(
+        max_model_len=min(32768, model.max_position_embeddings),
+        max_num_seqs=GROUPS,
+        max_num_batched_tokens=PREFILL,
+        prefill_buckets=(PREFILL,),
+        group_buckets=(GROUPS,),
+        decode_widths=(WIDTH,),
+        num_pages=4097,
+        dtype="bfloat16",
+        layer_storage="stacked",
+        layer_loop="unrolled",
+        xla_flags=platform_flags("gpu"),
+        kernels=implementation,
+    )

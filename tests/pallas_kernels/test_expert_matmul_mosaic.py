@@ -1,0 +1,134 @@
+import functools
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pallas_kernels.expert_matmul import config, mosaic_gpu
+from pallas_kernels.expert_matmul.placement import place_rows
+
+# One shape for all that runs in Mosaic's interpreter: the tile loop, the pipeline and the stores
+# are the kernel's own, only wgmma and TMA are simulated.
+ROWS, EXPERTS, CHOICES, MODEL, WIDTH, LAYERS = 70, 4, 2, 128, 64, 2
+LAYER = 1
+
+
+def _problem():
+    rng = np.random.default_rng(5)
+
+    def normal(*shape):
+        return rng.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16)
+
+    chosen = [rng.permutation(EXPERTS - 1)[:CHOICES] for _ in range(ROWS)]
+    experts = np.array(chosen, np.int32)  # the last expert gets nothing
+    experts[3:] = np.where(experts[3:] == 2, 0, experts[3:])  # 0 and 1 get more than a tile
+    experts[3] = EXPERTS  # a dropped row
+    return [
+        normal(ROWS, MODEL),
+        experts,
+        rng.random((ROWS, CHOICES), np.float32),
+        normal(LAYERS, EXPERTS, MODEL, 2 * WIDTH) / np.float32(MODEL**0.5).astype("bfloat16"),
+        normal(LAYERS, EXPERTS, WIDTH, MODEL) / np.float32(WIDTH**0.5).astype("bfloat16"),
+    ]
+
+
+def _by_hand(x, experts, gates, gate_up, down) -> np.ndarray:
+    """Float64, one assignment at a time."""
+    out = np.zeros(x.shape)
+    for row, choice in np.ndindex(experts.shape):
+        expert = experts[row, choice]
+        if expert == EXPERTS:
+            continue
+        both = x[row].astype(np.float64) @ gate_up[LAYER, expert].astype(np.float64)
+        gate, up = np.split(both, 2)
+        hidden = gate / (1 + np.exp(-gate)) * up
+        out[row] += gates[row, choice] * (hidden @ down[LAYER, expert].astype(np.float64))
+    return out
+
+
+@functools.cache
+def _compiled():
+    return jax.jit(functools.partial(mosaic_gpu.expert_matmul, interpret=True))
+
+
+def _run(problem) -> np.ndarray:
+    return np.asarray(_compiled()(*problem, layer=np.int32(LAYER)))
+
+
+@pytest.mark.usefixtures("mosaic_interpreter")
+def test_expert_matmul_on_tiles_equals_a_float64_loop():
+    problem = _problem()
+    # Hidden values and results are rounded to bfloat16.
+    np.testing.assert_allclose(_run(problem), _by_hand(*problem), rtol=0, atol=3e-2)
+
+
+@pytest.mark.usefixtures("mosaic_interpreter")
+def test_expert_matmul_on_tiles_drops_rows_whatever_they_hold():
+    problem = _problem()
+    problem[1][::3] = EXPERTS
+    clean = _run(problem)
+    problem[0][::3] = np.nan
+    problem[2][::3] = np.inf
+    dirty = _run(problem)
+    np.testing.assert_array_equal(dirty, clean)
+    assert not dirty[::3].any()
+
+
+def _placed(experts: np.ndarray, number: int):
+    place = jax.jit(place_rows, static_argnums=1)(experts, number)
+    return jax.tree.map(np.asarray, place)
+
+
+def test_place_rows_lays_tiles_that_never_span_two_experts():
+    number, rows = 5, 300
+    experts = np.random.default_rng(1).integers(0, number + 1, (rows, 2)).astype(np.int32)
+    experts[experts == 3] = 4  # nothing for expert 3
+    placed = _placed(experts, number)
+    flat = experts.reshape(-1)
+    assert (placed.place.reshape(-1)[flat == number] == len(placed.row)).all()
+    covered = []
+    for tile in range(placed.used[0]):
+        start, live = placed.tile_start[tile], placed.tile_rows[tile]
+        assert start % config.ROW_GROUP == 0
+        assert 1 <= live <= config.TILE_ROWS
+        assert start + config.TILE_ROWS <= len(placed.row)
+        for place in range(start, start + live):
+            assignment = int(np.flatnonzero(placed.place.reshape(-1) == place).item())
+            assert flat[assignment] == placed.tile_expert[tile]
+            assert placed.row[place] == assignment // 2
+            covered.append(assignment)
+    assert sorted(covered) == np.flatnonzero(flat < number).tolist()
+
+
+def test_place_rows_keeps_the_order_of_an_experts_assignments():
+    experts = np.array([[1, 0], [1, 2], [0, 1]], np.int32)
+    placed = _placed(experts, 2)
+    assert placed.place.tolist() == [[8, 0], [9, len(placed.row)], [1, 10]]
+
+
+def _refused(x, experts, gates, gate_up, down) -> None:
+    arrays = (x, experts, gates, gate_up, down)
+    specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    jax.eval_shape(functools.partial(mosaic_gpu.expert_matmul, layer=LAYER), *specs)
+
+
+def test_expert_matmul_on_tiles_refuses_what_it_cannot_multiply():
+    x, experts, gates, gate_up, down = _problem()
+    with pytest.raises(ValueError, match="got weights of float32 and bfloat16"):
+        _refused(x, experts, gates, gate_up.astype(np.float32), down)
+    with pytest.raises(ValueError, match="got model width 96"):
+        _refused(x[:, :96], experts, gates, gate_up[:, :, :96], down[..., :96])
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "tile"),
+    [(2048, 2, 128), (6144, 1, 256), (128, 2, 128), (64, 2, 64), (192, 1, 64)],
+)
+def test_tile_for_takes_the_widest_that_divides(columns, parts, tile):
+    assert config.tile_for(columns, parts).columns == tile
+
+
+def test_tile_for_refuses_what_no_tile_divides():
+    with pytest.raises(ValueError, match="cannot tile 96 columns"):
+        config.tile_for(96, 1)

@@ -1,0 +1,126 @@
+"""What the H200 gate reads in the dumps of XLA and in what ptxas says."""
+
+import subprocess
+
+import pytest
+
+from scripts.h200.assembler import Assembler, KernelCode, read_log
+from scripts.h200.kernel_cases import kernel_cases
+from scripts.h200.programs import model_of
+from scripts.h200.thunks import count_thunks, read_thunks
+
+BUFFERED = """\
+000: kCommandBuffer [source | sink]
+    001: kCustomKernel [source       | next=003 (1)] loop_fusion grid: [1, 1, 1] threads: [32, 1, 1]
+    003: kConditional  [prev=001 (1) | next=004 (1)]
+      false_branch:
+        002: kCustomKernel [source | sink] sort_1 grid: [8, 1, 1] threads: [128, 1, 1]
+      true_branch:
+        005: kCopy [source | sink] kCopy
+    004: kCustomCall [prev=003 (1) | sink] kCustomCall
+"""
+LOOPED = """\
+000: kCommandBuffer [source       | next=047 (1)]
+    001: kCustomKernel [source | sink] first grid: [1, 1, 1] threads: [32, 1, 1]
+047: kWhile         [prev=000 (1) | next=052 (1)]
+condition:
+    048: kCustomKernel [source | sink] wrapped_compare grid: [1, 1, 1] threads: [1, 1, 1]
+  body:
+    000: kCommandBuffer [source | sink]
+        049: kCustomKernel [source | sink] gather grid: [4, 1, 1] threads: [128, 1, 1]
+052: kCopy          [prev=047 (1) | sink        ] kCopy
+"""
+LOG = """\
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+due to insufficient register resources for the wgmma pipeline in function 'attend'
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'attend' for 'sm_90a'
+ptxas info    : Function properties for attend
+    8 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 255 registers, used 2 barriers, 1024 bytes smem
+ptxas info    : Compiling entry function 'sort_1' for 'sm_90a'
+ptxas info    : Function properties for sort_1
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 48 registers, used 1 barriers
+"""
+
+PTXAS = f"""\
+#!/bin/sh
+[ $1 != --version ] || {{ echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0; }}
+cat >&2 <<'END'
+{LOG}
+END
+echo "$@" >&2
+exit 3
+"""
+
+
+def test_a_step_in_one_command_buffer_is_recognised():
+    thunks = count_thunks(BUFFERED)
+    assert thunks.one_buffer
+    # Both branches count, the copy does not.
+    assert (thunks.command_buffers, thunks.kernels, thunks.outside) == (1, 3, 0)
+    assert (thunks.host_loops, thunks.host_branches, thunks.culprits) == (0, 0, ())
+
+
+def test_what_stands_outside_command_buffers_is_counted_and_named():
+    thunks = count_thunks(LOOPED)
+    assert not thunks.one_buffer
+    assert (thunks.command_buffers, thunks.kernels, thunks.outside) == (2, 3, 1)
+    assert (thunks.host_loops, thunks.culprits) == (1, ("While", "wrapped_compare", "Copy"))
+
+
+def test_thunks_are_read_after_xlas_passes(tmp_path):
+    (tmp_path / "module_1.jit_step.thunk_sequence.txt").write_text(LOOPED)
+    assert not read_thunks(tmp_path).one_buffer
+    (tmp_path / "module_1.jit_step.thunk_sequence_after_thunk_passes.txt").write_text(BUFFERED)
+    assert read_thunks(tmp_path).one_buffer
+
+
+def test_a_dump_without_thunks_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no \*\.thunk_sequence"):
+        read_thunks(tmp_path)
+
+
+def test_registers_spills_and_serialised_instructions_are_read():
+    assert read_log(LOG) == [
+        KernelCode("attend", registers=255, spilled=32, static_shared=1024, serialized=True),
+        KernelCode("sort_1", registers=48, spilled=0, static_shared=0, serialized=False),
+    ]
+
+
+def test_the_assembler_keeps_what_ptxas_says_and_passes_it_on(tmp_path, monkeypatch):
+    real, ours = tmp_path / "real", tmp_path / "ours"
+    real.mkdir()
+    ours.mkdir()
+    script = real / "ptxas"
+    script.write_text(PTXAS)
+    script.chmod(0o755)
+    monkeypatch.setattr("scripts.h200.assembler._find_ptxas", lambda: str(script))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assembler = Assembler(ours)
+    run = subprocess.run(["ptxas", "in.ptx"], capture_output=True, text=True, check=False)
+    assert assembler.version == "13.0.88"
+    assert run.returncode == 3
+    assert run.stderr.endswith("in.ptx -v\n")
+    assert [kernel.name for kernel in assembler.take()] == ["attend", "sort_1"]
+    assert assembler.take() == []
+    assert list(assembler.known) == ["attend", "sort_1"]
+
+
+def test_a_slice_of_a_preset_has_layers_of_every_kind():
+    model = model_of("glm-5.3:6")
+    assert model.num_hidden_layers == 6
+    assert set(model.indexer_types) == {"full", "shared"}
+    assert set(model.mlp_layer_types) == {"dense", "sparse"}
+
+
+@pytest.mark.parametrize("name", ["glm-4", "glm-5.3:0", "glm-5.3:79", "glm-5.3:x"])
+def test_unknown_models_are_refused(name):
+    with pytest.raises(ValueError, match=r"is called|cannot be taken"):
+        model_of(name)
+
+
+def test_kernel_cases_have_names_of_their_own():
+    names = [(case.operator, case.name) for case in kernel_cases()]
+    assert len(names) == len(set(names))
