@@ -4,9 +4,9 @@
         [--json FILE]
 
 Needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version (--no-deps), and ptxas
-with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a case did not
-compile, one of our kernels spills registers or has its tensor-core instructions serialised, or a
-program is not ONE command buffer.
+with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a
+case did not compile, one of our kernels spills registers or has its tensor-core instructions
+serialised, or a program is not ONE command buffer.
 """
 
 import argparse
