@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Array, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 
 
 class Tiles(NamedTuple):
@@ -13,3 +14,7 @@ class Tiles(NamedTuple):
     page_table: Int[Array, "T W"]
     chunk_first: Int[Array, " T"]  # position of the first row of the tile's chunk
     chunk_last: Int[Array, " T"]  # position of its last row
+
+    def names(self, rows: int) -> Bool[Array, " N"]:
+        """Which of ``rows`` rows stand in a tile."""
+        return jnp.zeros(rows, bool).at[self.rows].set(True, mode="drop")

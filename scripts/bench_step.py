@@ -89,6 +89,7 @@ def options(decode_path: str) -> EngineConfig:
         dtype="float32",
         layer_storage="per_layer",
         layer_loop="unrolled",
+        kernels="xla",
         num_pages=slots * MAX_LENGTH // PAGE_SIZE + 1,
     )
 

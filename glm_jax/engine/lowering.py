@@ -94,7 +94,7 @@ class Lowering:
         Raises:
             ValueError: an option is still "auto"; programs depend on its value.
         """
-        for name in ("dtype", "layer_storage", "layer_loop"):
+        for name in ("dtype", "layer_storage", "layer_loop", "kernels"):
             if getattr(engine, name) == "auto":
                 raise ValueError(
                     f"{name} is 'auto', but programs depend on it. Resolve it for the platform "
@@ -103,8 +103,8 @@ class Lowering:
         self.model = model
         self.engine = engine
         self.limits: Limits = engine.limits()
-        kernels = None if engine.kernels == "auto" else engine.kernels
-        self.form = Form(model, CacheFormat(engine.dtype), engine.decode_path, kernels)
+        cache_format = CacheFormat(engine.dtype)
+        self.form = Form(model, cache_format, engine.decode_path, engine.kernels)
         self._shape = partial(jax.ShapeDtypeStruct, sharding=sharding)
         self._model = abstract_model(
             model, dtype=engine.dtype, storage=engine.layer_storage, make=self._shape

@@ -77,7 +77,7 @@ def compact_rows(
         page_table=slots.page_table,
         chunk_rows=jnp.where(number < chunk_count, number, size),
         tiles=Tiles(
-            rows=jnp.append(place[:prefill_rows], size)[rows.tiles.rows[:some_tiles]],
+            rows=jnp.append(place, size)[rows.tiles.rows[:some_tiles]],
             positions=rows.tiles.positions[:some_tiles],
             page_table=rows.tiles.page_table[:some_tiles],
             chunk_first=rows.tiles.chunk_first[:some_tiles],

@@ -97,7 +97,8 @@ def _cut_tiles(slots: Slots, inputs: StepInputs) -> Tiles:
     computed = slots.computed[slot]
     positions = computed[:, None] + rows - inputs.chunk_start[owner][:, None]
     return Tiles(
-        rows=jnp.where(live, rows, prefill_rows),
+        # Past the end of all rows, not only of the prefill rows: what reads tiles takes them all.
+        rows=jnp.where(live, rows, prefill_rows + inputs.group_tokens.size),
         positions=jnp.where(live, positions, -1),
         page_table=slots.page_table[slot],
         chunk_first=computed,

@@ -54,8 +54,9 @@ def select(
     prefill_rows = rows.tokens.shape[0] - groups * width
     parts: list[Found] = []
     if prefill_rows:
-        first = jax.tree.map(lambda array: array[:prefill_rows], index)
-        parts.append(select_chunks(first, rows.tiles, keys))
+        # All rows: a slice of the queries would be another copy of them.
+        found, count = select_chunks(index, rows.tiles, keys)
+        parts.append((found[:prefill_rows], count[:prefill_rows]))
     if groups:
         decode = jax.tree.map(lambda array: array[prefill_rows:], index)
         found, count = select_groups(

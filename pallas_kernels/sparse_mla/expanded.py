@@ -36,12 +36,16 @@ class Tile(NamedTuple):
     chunk_last: Int[Array, ""]
 
 
-def empty_context(up: UpProjections, rope: int, most_keys: int) -> Context:
-    """Room for ``most_keys`` keys."""
+def empty_context(up: UpProjections, queries: Queries, most_keys: int) -> Context:
+    """Room for ``most_keys`` keys; what stands there before ``extend`` is never read."""
     heads, nope, _ = up.key.shape
+    rope = queries.rope.shape[-1]
+    # 0, but made from the layer's data: XLA makes constants of all layers when a step starts and
+    # keeps each until it is used, so that no two layers could share the memory.
+    filling = jnp.minimum(jnp.abs(queries.rope[0, 0, 0]), 0.0)
     return Context(
-        keys=jnp.zeros((heads, most_keys, nope + rope), jnp.float32),
-        values=jnp.zeros((heads, most_keys, up.value.shape[-1]), jnp.float32),
+        keys=jnp.full((heads, most_keys, nope + rope), filling),
+        values=jnp.full((heads, most_keys, up.value.shape[-1]), filling),
         known=jnp.int32(0),
     )
 

@@ -54,8 +54,7 @@ def sparse_mla_prefill(
     Raises:
         ValueError: for shapes or a storage format that the kernel does not take.
     """
-    named = jnp.zeros(selection.count.shape, bool).at[tiles.rows].set(True, mode="drop")
-    counts = jnp.where(named, selection.count, 0)
+    counts = jnp.where(tiles.names(selection.count.shape[0]), selection.count, 0)
     parts = []
     for first in range(0, queries.nope.shape[0], ROWS_AT_ONCE):
         nope, rope, entries, count = (

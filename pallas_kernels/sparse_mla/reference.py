@@ -42,8 +42,7 @@ def sparse_mla_prefill(
     scale: float,
 ) -> Float[Array, "N H U"]:
     """The same for every row that a tile names (see ``api``)."""
-    named = jnp.zeros(selection.count.shape, bool).at[tiles.rows].set(True, mode="drop")
-    count = jnp.where(named, selection.count, 0)
+    count = jnp.where(tiles.names(selection.count.shape[0]), selection.count, 0)
     q_latent = up.absorb(queries.nope)
     mixed = sparse_mla_decode(q_latent, queries.rope, selection.entries, count, pool, scale=scale)
     return up.expand(mixed)

@@ -119,7 +119,7 @@ def sparse_mla_prefill(
         return out.at[places].set(up.expand(mixed), mode="drop")
 
     if most:
-        context = empty_context(up, queries.rope.shape[-1], most)
+        context = empty_context(up, queries, most)
         out, _ = _for_each(is_expanded, expanded_tile, (out, context))
     return _for_each(used & ~is_expanded, absorbed_tile, out)
 

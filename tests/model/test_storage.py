@@ -52,6 +52,7 @@ def _runner(config, storage, loop, *, dtype="float32", num_pages=17, cell=CELL):
         dtype=dtype,
         layer_storage=storage,
         layer_loop=loop,
+        kernels="xla",
     )
     runner = Runner(model, Lowering(config, engine))
     runner.compile([cell])

@@ -225,3 +225,26 @@ def test_crossover_of_the_full_size_model_lies_near_8k_tokens_for_long_chunks():
 def test_expanded_context_of_many_heads_stays_small():
     sizes = Sizes(nope=192, rope=64, latent=512, value=256, topk=2048)
     assert most_expanded_keys(sizes, heads=64, rows=8192, step=128) * 64 * 512 * 4 <= 16 << 20
+
+
+def test_layers_share_the_memory_of_the_expanded_context():
+    problem = _prefill_problem(EXPANDED)
+
+    def layers(number, queries, selection, tiles, pool, up):
+        for _ in range(number):
+            plane = PagedPool(pool, 1, "float32")
+            values = api.sparse_mla_prefill(
+                queries, selection, tiles, plane, up, scale=SCALE, implementation="xla"
+            )
+            queries = Queries(queries.nope + values, queries.rope + values)
+        return queries.nope
+
+    def temporaries(number):
+        program = jax.jit(functools.partial(layers, number)).lower(**problem).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    sizes = Sizes(PREFILL.nope, PREFILL.rope, PREFILL.latent, PREFILL.value, PREFILL.topk)
+    keys = most_expanded_keys(sizes, PREFILL.heads, PREFILL.rows, step=128)
+    context = 4 * PREFILL.heads * keys * (PREFILL.nope + PREFILL.rope + PREFILL.value)
+    assert context > 0
+    assert temporaries(6) < temporaries(1) + 2 * context
