@@ -16,7 +16,7 @@ from glm_jax.model.cache import Cache, CacheFormat, write_plane
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
-from glm_jax.model.moe import Moe
+from glm_jax.model.moe import MoeLayer
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
 from glm_jax.model.rows import Rows
@@ -70,7 +70,7 @@ class Layer(NamedTuple):
 
     block: Block
     indexer: Indexer | None  # None: a shared layer, it reuses the stream's selection
-    feed_forward: Mlp | Moe
+    feed_forward: Mlp | MoeLayer
     plane: int | Int[Array, ""]
     index_plane: int | Int[Array, ""]
 
@@ -197,7 +197,7 @@ def attend_groups(
 
 def after_attention(
     block: Block,
-    feed_forward: Mlp | Moe,
+    feed_forward: Mlp | MoeLayer,
     x: Float[Array, "N D"],
     values: Float[Array, "N H U"],
     valid: Bool[Array, " N"],
@@ -207,7 +207,7 @@ def after_attention(
     config = form.config
     x = x + block.attention.combine(values).astype(x.dtype)
     h = rms_norm(x, block.post_norm[...], config.rms_norm_eps)
-    if isinstance(feed_forward, Moe):
+    if isinstance(feed_forward, MoeLayer):
         return x + feed_forward(h, valid, config, form.kernels)
     return x + feed_forward(h)
 

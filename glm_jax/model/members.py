@@ -1,8 +1,8 @@
 """One module of a model's group as plain leaves: what a piece gets of a layer.
 
 With per-layer storage these are the layer's own arrays. With stacked storage they are the whole
-stack and the layer's place in it, so a piece copies that layer's slice; one program per kind then
-still serves all layers.
+stack and the layer's place in it, so a piece copies that layer's slice (experts excepted, they are
+read in place); one program per kind then still serves all layers.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from glm_jax.model.transformer import GROUPS, Transformer
+from glm_jax.model.transformer import GROUPS, Transformer, as_member, member_of_stack
 
 
 class Member(NamedTuple):
@@ -36,8 +36,8 @@ def merger_of(model: Transformer, group: str) -> Callable[[Member], Any]:
     structure = jax.tree.structure(state)
 
     def merge(member: Member) -> Any:
-        leaves = [leaf[member.place] for leaf in member.leaves] if stacked else member.leaves
-        return nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        module = nnx.merge(graph, jax.tree.unflatten(structure, member.leaves))
+        return member_of_stack(module, member.place) if stacked else as_member(module)
 
     return merge
 

@@ -5,7 +5,7 @@ that decides is float32; a bf16 bias would change the experts of nearly every to
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.mlp import swiglu
-from pallas_kernels.expert_matmul import expert_matmul
+from pallas_kernels.expert_matmul import ExpertWeights, expert_matmul
 
 
 class Moe(nnx.Module):
-    """Weights of one sparse feed-forward."""
+    """Weights of one sparse feed-forward, or of a stack of them: then layers stand in front."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Wrap arrays, or shapes of arrays, by their names."""
@@ -29,6 +29,18 @@ class Moe(nnx.Module):
         self.shared_gate_up = nnx.Param(arrays["shared_gate_up"])  # [D, 2Y]
         self.shared_down = nnx.Param(arrays["shared_down"])  # [Y, D]
 
+
+class MoeLayer(NamedTuple):
+    """One sparse feed-forward.
+
+    Attributes:
+        moe: its weights, or the stack that they are in.
+        place: in the stack; None where ``moe`` is this layer's alone.
+    """
+
+    moe: Moe
+    place: int | Int[Array, ""] | None = None
+
     def __call__(
         self,
         x: Float[Array, "N D"],
@@ -37,13 +49,16 @@ class Moe(nnx.Module):
         kernels: str | None,
     ) -> Float[Array, "N D"]:
         """Routed plus shared experts; rows that are not valid reach no expert."""
-        chosen, gates = route(x, self.router[...], self.router_bias[...], config)
+        moe = self.moe
+        chosen, gates = route(x, self._own(moe.router), self._own(moe.router_bias), config)
         experts = jnp.where(valid[:, None], chosen, config.n_routed_experts)
-        routed = expert_matmul(
-            x, experts, gates, self.gate_up[...], self.down[...], implementation=kernels
-        )
-        shared = swiglu(x, self.shared_gate_up[...], self.shared_down[...])
+        weights = ExpertWeights(moe.gate_up[...], moe.down[...], self.place)
+        routed = expert_matmul(x, experts, gates, weights, implementation=kernels)
+        shared = swiglu(x, self._own(moe.shared_gate_up), self._own(moe.shared_down))
         return (routed + shared.astype(jnp.float32)).astype(x.dtype)
+
+    def _own(self, weights: nnx.Param) -> Array:
+        return weights[...] if self.place is None else weights[self.place]
 
 
 def route(

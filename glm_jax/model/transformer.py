@@ -19,7 +19,7 @@ from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.layer import Context, Layer, Stream, run_layer
 from glm_jax.model.mlp import Mlp
-from glm_jax.model.moe import Moe
+from glm_jax.model.moe import Moe, MoeLayer
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.selection import empty_selection
 
@@ -44,7 +44,19 @@ class Transformer(nnx.Module):
         """One module of a group; a traced index needs stacked storage."""
         members: Any = getattr(self, group)
         stacked = isinstance(members, GROUPS[group])
-        return jax.tree.map(lambda leaf: leaf[index], members) if stacked else members[index]
+        return member_of_stack(members, index) if stacked else as_member(members[index])
+
+
+def member_of_stack(stack: Any, index: int | Int[Array, ""]) -> Any:
+    """One module of a stack; experts stay in it, for a slice of them would be copied."""
+    if isinstance(stack, Moe):
+        return MoeLayer(stack, index)
+    return jax.tree.map(lambda leaf: leaf[index], stack)
+
+
+def as_member(module: Any) -> Any:
+    """A module of its own, in the form that a layer takes."""
+    return MoeLayer(module) if isinstance(module, Moe) else module
 
 
 class _Run(NamedTuple):

@@ -11,14 +11,14 @@ yield zeros. The sum over x is taken in the given order, in float32.
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import find
+from pallas_kernels.expert_matmul.weights import ExpertWeights
 
 
 def expert_matmul(
     x: Float[Array, "N D"],
     experts: Int[Array, "N X"],
     gates: Float[Array, "N X"],
-    gate_up: Float[Array, "E D F"],
-    down: Float[Array, "E Y D"],
+    weights: ExpertWeights,
     *,
     implementation: str | None = None,
 ) -> Float[Array, "N D"]:
@@ -28,9 +28,8 @@ def expert_matmul(
         x: input rows.
         experts: chosen experts per row, E = dropped.
         gates: combination weights, float32.
-        gate_up: gate columns first, then up columns (F = 2 Y).
-        down: projection back to the model width.
+        weights: of the layer's experts.
         implementation: "reference", "xla" or "mosaic_gpu"; None chooses by platform.
     """
     run = find("expert_matmul", "expert_matmul", implementation)
-    return run(x, experts, gates, gate_up, down)
+    return run(x, experts, gates, weights)

@@ -26,6 +26,7 @@ from pallas_kernels.expert_matmul.config import (
     tile_for,
 )
 from pallas_kernels.expert_matmul.placement import Placement, place_rows
+from pallas_kernels.expert_matmul.weights import ExpertWeights
 from pallas_kernels.mosaic import bridge
 
 _SWIZZLED = (plgpu.TilingTransform((ROW_GROUP, DEPTH)), plgpu.SwizzleTransform(128))
@@ -35,10 +36,8 @@ def expert_matmul(
     x: Float[Array, "N D"],
     experts: Int[Array, "N X"],
     gates: Float[Array, "N X"],
-    gate_up: Float[Array, "*layers E D F"],
-    down: Float[Array, "*layers E Y D"],
+    weights: ExpertWeights,
     *,
-    layer: Int[Array, ""] | int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "N D"]:
     """Route rows through their experts and combine (see ``api``).
@@ -47,31 +46,30 @@ def expert_matmul(
         x: input rows, rounded to bfloat16.
         experts: chosen experts per row, E = dropped.
         gates: combination weights.
-        gate_up: bfloat16, of one layer or of all of them; read in place.
-        down: likewise.
-        layer: which layer; None where the weights are one layer's.
+        weights: bfloat16, of one layer or of all of them; read in place.
         interpret: run in Mosaic's interpreter, on the CPU.
 
     Raises:
         ValueError: for weights of another type, or widths that no tile divides.
     """
-    _refuse_unsupported(x, gate_up, down)
-    width = down.shape[-2]
-    placement = place_rows(experts, gate_up.shape[-3])
-    layer_number = jnp.asarray(0 if layer is None else layer, jnp.int32).reshape(1)
+    _refuse_unsupported(x, weights)
+    width, (gate_up, down) = weights.width, weights.flat
+    placement = place_rows(experts, weights.experts)
+    first = jnp.asarray(weights.first, jnp.int32).reshape(1)
     sorted_rows = x.astype(jnp.bfloat16)[placement.row]
     hidden = _grouped_matmul(
         _Product("expert_gate_up", (0, width), width, _swiglu, tile_for(width, 2), interpret),
-        (layer_number, placement, sorted_rows, _stacked(gate_up)),
+        (first, placement, sorted_rows, gate_up),
     )
     results = _grouped_matmul(
         _Product("expert_down", (0,), x.shape[1], _same, tile_for(x.shape[1], 1), interpret),
-        (layer_number, placement, hidden, _stacked(down)),
+        (first, placement, hidden, down),
     )
-    return _combined(results, placement.place, experts < gate_up.shape[-3], gates)
+    return _combined(results, placement.place, experts < weights.experts, gates)
 
 
-def _refuse_unsupported(x: Array, gate_up: Array, down: Array) -> None:
+def _refuse_unsupported(x: Array, weights: ExpertWeights) -> None:
+    gate_up, down = weights.gate_up, weights.down
     if gate_up.dtype != jnp.bfloat16 or down.dtype != jnp.bfloat16:
         raise ValueError(
             f"expert_matmul's GPU kernel got weights of {gate_up.dtype} and {down.dtype}; it "
@@ -83,10 +81,6 @@ def _refuse_unsupported(x: Array, gate_up: Array, down: Array) -> None:
                 f"expert_matmul's GPU kernel got {name} width {depth}; it must be a multiple of "
                 f'{DEPTH}. Use implementation="xla".'
             )
-
-
-def _stacked(weights: Float[Array, "*layers E R C"]) -> Float[Array, "L E R C"]:
-    return weights if weights.ndim == 4 else weights[None]
 
 
 def _combined(
@@ -127,13 +121,13 @@ class _Product(NamedTuple):
 class _Work(NamedTuple):
     """References in global memory, and one piece of shared memory."""
 
-    layer: Any  # [1] int32
+    first: Any  # [1] int32, the layer's first expert
     used: Any  # [1] int32
     tile_expert: Any  # [tiles] int32
     tile_start: Any  # [tiles] int32
     tile_rows: Any  # [tiles] int32
     rows: Any  # [P, depth] bfloat16
-    weights: Any  # [L, E, depth, len(parts) * columns] bfloat16
+    weights: Any  # [L * E, depth, len(parts) * columns] bfloat16
     results: Any  # [P, columns] bfloat16
     staged: Any  # [TILE_ROWS, tile.columns] bfloat16, shared memory
 
@@ -141,7 +135,7 @@ class _Work(NamedTuple):
 def _grouped_matmul(
     product: _Product, operands: tuple[Array, Placement, Array, Array]
 ) -> BFloat16[Array, "P columns"]:
-    layer, placement, rows, weights = operands
+    first, placement, rows, weights = operands
 
     def body(*references: Any) -> None:
         _take_tiles(product, _Work(*references))
@@ -159,7 +153,7 @@ def _grouped_matmul(
         interpret=product.interpret,
     )
     return kernel(
-        layer,
+        first,
         placement.used,
         placement.tile_expert,
         placement.tile_start,
@@ -194,7 +188,7 @@ def _compute_tile(
 ) -> None:
     size = product.tile.columns
     start, live = pl.multiple_of(work.tile_start[tile], ROW_GROUP), work.tile_rows[tile]
-    weights = work.weights.at[work.layer[0], work.tile_expert[tile]]
+    weights = work.weights.at[work.first[0] + work.tile_expert[tile]]
     depth = work.rows.shape[1] // DEPTH
 
     def multiply(accumulators: Sequence[Any]) -> Array:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.expert_matmul.weights import ExpertWeights
+
 MIN_BLOCK_ROWS = 8
 MAX_BLOCK_ROWS = 64
 
@@ -28,12 +30,12 @@ def expert_matmul(
     x: Float[Array, "N D"],
     experts: Int[Array, "N X"],
     gates: Float[Array, "N X"],
-    gate_up: Float[Array, "E D F"],
-    down: Float[Array, "E Y D"],
+    weights: ExpertWeights,
 ) -> Float[Array, "N D"]:
     """One matmul pair per block of rows that share an expert (see ``api``)."""
     rows, choices = experts.shape
-    number, width = gate_up.shape[0], down.shape[1]
+    number, width = weights.experts, weights.width
+    gate_up, down = weights.flat
     assignments = rows * choices
     block_rows = _block_rows(assignments, number)
     blocks = _plan_blocks(experts.reshape(-1), number, block_rows)
@@ -42,7 +44,7 @@ def expert_matmul(
         places = blocks.start[index] + jnp.arange(block_rows)
         live = places < blocks.end[index]
         assignment = blocks.order[jnp.minimum(places, assignments - 1)]
-        expert = blocks.expert[index]
+        expert = weights.first + blocks.expert[index]
         both = x[assignment // choices] @ gate_up[expert]
         hidden = jax.nn.silu(both[:, :width]) * both[:, width:]
         result = (hidden @ down[expert]).astype(jnp.float32)

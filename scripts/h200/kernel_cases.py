@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.expert_matmul import ExpertWeights
 from pallas_kernels.formats import format_of
 from pallas_kernels.pool import PagedPool
 
 # Of the pool and its pages: enough that 32-bit arithmetic on bytes would overflow.
 PLANES, PAGES, PAGE_SIZE = 20, 4097, 64
+# Of the stack of expert weights, for the same reason.
+LAYERS = 6
 
 # Makes a ``jax.ShapeDtypeStruct`` that stands for an array.
 Shape = Callable[[tuple[int, ...], Any], Any]
@@ -124,8 +127,11 @@ def _experts(rows: int, experts: int, choices: int, model: int, width: int) -> K
             shape((rows, model), jnp.bfloat16),
             shape((rows, choices), jnp.int32),
             shape((rows, choices), jnp.float32),
-            shape((experts, model, 2 * width), jnp.bfloat16),
-            shape((experts, width, model), jnp.bfloat16),
+            ExpertWeights(
+                shape((LAYERS, experts, model, 2 * width), jnp.bfloat16),
+                shape((LAYERS, experts, width, model), jnp.bfloat16),
+                shape((), jnp.int32),
+            ),
         )
 
     return KernelCase(

@@ -4,13 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.expert_matmul import api
+from pallas_kernels.expert_matmul import ExpertWeights, api
 from pallas_kernels.expert_matmul.cases import CASES, ExpertMatmulCase
+
+LAYERS, LAYER = 3, 1
 
 
 @functools.cache
 def _compiled(case: ExpertMatmulCase, implementation: str):
     return jax.jit(functools.partial(api.expert_matmul, implementation=implementation))
+
+
+def _run(case: ExpertMatmulCase, implementation: str, problem) -> np.ndarray:
+    x, experts, gates, gate_up, down = problem
+    weights = ExpertWeights(gate_up, down, np.int32(LAYER))
+    return np.asarray(_compiled(case, implementation)(x, experts, gates, weights))
 
 
 def _problem(case: ExpertMatmulCase):
@@ -21,8 +29,8 @@ def _problem(case: ExpertMatmulCase):
         normal((case.rows, case.model)),
         np.array(chosen, np.int32),
         rng.random((case.rows, case.choices), np.float32),
-        normal((case.experts, case.model, 2 * case.width)) / case.model**0.5,
-        normal((case.experts, case.width, case.model)) / case.width**0.5,
+        normal((LAYERS, case.experts, case.model, 2 * case.width)) / case.model**0.5,
+        normal((LAYERS, case.experts, case.width, case.model)) / case.width**0.5,
     ]
 
 
@@ -31,11 +39,11 @@ def _by_hand(x, experts, gates, gate_up, down) -> np.ndarray:
     out = np.zeros(x.shape)
     for row, choice in np.ndindex(experts.shape):
         expert = experts[row, choice]
-        if expert == len(gate_up):
+        if expert == gate_up.shape[1]:
             continue
-        gate, up = np.split(x[row].astype(np.float64) @ gate_up[expert], 2)
+        gate, up = np.split(x[row].astype(np.float64) @ gate_up[LAYER, expert], 2)
         hidden = gate / (1 + np.exp(-gate)) * up
-        out[row] += gates[row, choice] * (hidden @ down[expert])
+        out[row] += gates[row, choice] * (hidden @ down[LAYER, expert])
     return out
 
 
@@ -44,33 +52,33 @@ def _by_hand(x, experts, gates, gate_up, down) -> np.ndarray:
 def test_expert_matmul_equals_a_float64_loop(case, implementation):
     problem = _problem(case)
     problem[1][1] = case.experts  # a dropped row
-    out = np.asarray(_compiled(case, implementation)(*problem))
+    out = _run(case, implementation, problem)
     np.testing.assert_allclose(out, _by_hand(*problem), rtol=1e-5, atol=1e-5)
 
 
 def test_expert_matmul_handles_all_rows_on_one_expert():
     problem = _problem(CASES[1])
     problem[1][:] = [2, 0]
-    out = np.asarray(_compiled(CASES[1], "xla")(*problem))
+    out = _run(CASES[1], "xla", problem)
     np.testing.assert_allclose(out, _by_hand(*problem), rtol=1e-5, atol=1e-5)
 
 
 def test_expert_matmul_drops_rows_whatever_they_hold():
     problem = _problem(CASES[1])
     problem[1][::3] = CASES[1].experts
-    clean = np.asarray(_compiled(CASES[1], "xla")(*problem))
+    clean = _run(CASES[1], "xla", problem)
     problem[0][::3] = np.nan
     problem[2][::3] = np.inf
-    dirty = np.asarray(_compiled(CASES[1], "xla")(*problem))
+    dirty = _run(CASES[1], "xla", problem)
     np.testing.assert_array_equal(dirty, clean)
     assert not dirty[::3].any()
 
 
 def test_expert_matmul_gives_a_row_the_same_bits_whatever_shares_the_step():
     problem = _problem(CASES[1])
-    alone = np.asarray(_compiled(CASES[1], "xla")(*problem))[7]
+    alone = _run(CASES[1], "xla", problem)[7]
     rng = np.random.default_rng(11)
     order = rng.permutation(CASES[1].rows)
     shuffled = [part[order] for part in problem[:3]] + problem[3:]
-    moved = np.asarray(_compiled(CASES[1], "xla")(*shuffled))
+    moved = _run(CASES[1], "xla", shuffled)
     np.testing.assert_array_equal(moved[order.tolist().index(7)], alone)

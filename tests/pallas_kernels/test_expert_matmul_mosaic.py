@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels.expert_matmul import config, mosaic_gpu
+from pallas_kernels.expert_matmul import ExpertWeights, config, mosaic_gpu
 from pallas_kernels.expert_matmul.placement import place_rows
 
 # One shape for all that runs in Mosaic's interpreter: the tile loop, the pipeline and the stores
@@ -53,7 +53,8 @@ def _compiled():
 
 
 def _run(problem) -> np.ndarray:
-    return np.asarray(_compiled()(*problem, layer=np.int32(LAYER)))
+    *rows, gate_up, down = problem
+    return np.asarray(_compiled()(*rows, ExpertWeights(gate_up, down, np.int32(LAYER))))
 
 
 @pytest.mark.usefixtures("mosaic_interpreter")
@@ -108,9 +109,8 @@ def test_place_rows_keeps_the_order_of_an_experts_assignments():
 
 
 def _refused(x, experts, gates, gate_up, down) -> None:
-    arrays = (x, experts, gates, gate_up, down)
-    specs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-    jax.eval_shape(functools.partial(mosaic_gpu.expert_matmul, layer=LAYER), *specs)
+    operands = x, experts, gates, ExpertWeights(gate_up, down, np.int32(LAYER))
+    jax.eval_shape(mosaic_gpu.expert_matmul, *operands)
 
 
 def test_expert_matmul_on_tiles_refuses_what_it_cannot_multiply():
