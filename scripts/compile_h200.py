@@ -6,7 +6,7 @@
 Needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version (--no-deps), and ptxas
 with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a
 case did not compile, one of our kernels spills registers or has its tensor-core instructions
-serialised, or a program is not ONE command buffer.
+serialised, a program is not ONE command buffer, or it copies weights.
 """
 
 import argparse
@@ -40,7 +40,7 @@ KERNEL_COLUMNS = (
 )
 PROGRAM_COLUMNS = (
     "program", "buffers", "outside", "loops", "branches", "kernels", "registers", "spilled",
-    "shared KiB", "s", "temp MiB", "peak GiB", "GFLOP",
+    "shared KiB", "s", "copied MiB", "temp MiB", "peak GiB", "GFLOP",
 )  # fmt: skip
 
 # Of the tables, in characters, wherever they are printed.
@@ -103,6 +103,8 @@ def check_programs(
             if not compiled.thunks.one_buffer:
                 first = ", ".join(compiled.thunks.culprits)
                 problems += (f"not one command buffer; outside: {first}",)
+            for copy in compiled.weight_copies:
+                problems += (f"{copy.name} copies {copy.size >> 20} MiB of weights",)
             yield Result("program", title, compiled, compiled.flops, problems)
 
 
@@ -150,6 +152,8 @@ def as_json(result: Result, facts: dict[str, Any]) -> dict[str, Any]:
     line["own_kernels"] = [
         kernel._asdict() | {"shared": compiled.shared(kernel)} for kernel in compiled.own_kernels
     ]
+    line["weight_copies"] = [copy._asdict() for copy in compiled.weight_copies]
+    line["temporaries"] = [value._asdict() for value in compiled.temporaries]
     line["xla_spills"] = {kernel.name: kernel.spilled for kernel in compiled.xla_spills}
     return line | {"thunks": compiled.thunks._asdict()}
 
@@ -192,15 +196,18 @@ def _cells(result: Result, columns: int) -> list[str]:
         return ["-"] * columns
     own, thunks = compiled.own_kernels, compiled.thunks
     host: list[str] = []
+    copied: list[str] = []
     if result.kind == "program":
         counts = thunks.outside, thunks.host_loops, thunks.host_branches, thunks.kernels
         host = [str(thunks.command_buffers), *map(str, counts)]
+        copied = [f"{compiled.copied_bytes / 2**20:.1f}"]
     return [
         *host,
         str(max((kernel.registers for kernel in own), default=0)),
         str(sum(kernel.spilled for kernel in own)),
         f"{max(map(compiled.shared, own), default=0) / 1024:.1f}",
         f"{compiled.lower_s + compiled.compile_s:.1f}",
+        *copied,
         f"{compiled.temporary_bytes / 2**20:.1f}",
         f"{compiled.peak_bytes / 2**30:.2f}",
         f"{result.flops / 1e9:.1f}",

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 GPU_FLAGS = (
     "xla_gpu_enable_command_buffer="
     "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL",
+    # XLA would multiply by the joined matrices where two share their left side. Joining copies
+    # them, in every step: 75 MB a layer at GLM-5.3's size.
+    "xla_gpu_dot_merger_threshold_mb=0",
 )
 
 

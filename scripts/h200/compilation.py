@@ -10,8 +10,11 @@ import jax
 from jax._src.lib import xla_client
 
 from scripts.h200.assembler import Assembler, KernelCode
+from scripts.h200.hlo import read_module
 from scripts.h200.mosaic_calls import shared_bytes
+from scripts.h200.temporaries import Temporary, largest_temporaries
 from scripts.h200.thunks import Thunks, read_thunks
+from scripts.h200.weight_copies import WeightCopy, weight_copies
 
 
 class Compiled(NamedTuple):
@@ -30,6 +33,8 @@ class Compiled(NamedTuple):
         xla_spills: kernels of XLA's own that spill.
         launch_shared: shared memory of our kernels, asked for at launch, by entry name.
         thunks: what the host does.
+        weight_copies: where weights are written again.
+        temporaries: the ten largest values of the scratch memory.
     """
 
     lower_s: float
@@ -43,11 +48,18 @@ class Compiled(NamedTuple):
     xla_spills: tuple[KernelCode, ...]
     launch_shared: Mapping[str, int]
     thunks: Thunks
+    weight_copies: tuple[WeightCopy, ...]
+    temporaries: tuple[Temporary, ...]
 
     @property
     def peak_bytes(self) -> int:
         """Everything at once."""
         return self.argument_bytes + self.output_bytes - self.aliased_bytes + self.temporary_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Weights that are written again in every step."""
+        return sum(copy.size for copy in self.weight_copies)
 
     def shared(self, kernel: KernelCode) -> int:
         """Shared memory of a kernel, in bytes."""
@@ -72,6 +84,8 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], assembler: Assemble
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
         finished = time.perf_counter()
         thunks = read_thunks(Path(folder))
+        copies = weight_copies(read_module(Path(folder)))
+        temporaries = largest_temporaries(Path(folder), 10)
     shared, assembled = shared_bytes(lowered), assembler.take()
     own = [kernel for name in shared for kernel in assembler.known.get(name, ())]
     spills = [kernel for kernel in assembled if kernel.spilled and kernel.name not in shared]
@@ -89,6 +103,8 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], assembler: Assemble
         xla_spills=tuple(dict.fromkeys(spills)),
         launch_shared=shared,
         thunks=thunks,
+        weight_copies=tuple(copies),
+        temporaries=tuple(temporaries),
     )
 
 

@@ -5,9 +5,12 @@ import subprocess
 import pytest
 
 from scripts.h200.assembler import Assembler, KernelCode, read_log
+from scripts.h200.hlo import parse_module
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import model_of
+from scripts.h200.temporaries import largest_values
 from scripts.h200.thunks import count_thunks, read_thunks
+from scripts.h200.weight_copies import weight_copies
 
 BUFFERED = """\
 000: kCommandBuffer [source | sink]
@@ -44,6 +47,45 @@ ptxas info    : Function properties for sort_1
 ptxas info    : Used 48 registers, used 1 barriers
 """
 
+HLO = """\
+%cut (param_0.1: bf16[2,1024,1024]) -> bf16[1,1024,1024] {
+  %param_0.1 = bf16[2,1024,1024]{2,1,0} parameter(0)
+  ROOT %slice.1 = bf16[1,1024,1024]{2,1,0} slice(%param_0.1), slice={[0:1], [0:1024], [0:1024]}
+}
+
+%widen (param_0.2: f8e4m3fn[1024,1024]) -> f32[1024,1024] {
+  %param_0.2 = f8e4m3fn[1024,1024]{1,0} parameter(0)
+  ROOT %convert.1 = f32[1024,1024]{1,0} convert(%param_0.2)
+}
+
+%times (param_0.3: bf16[2,1024,1024], param_1.3: f32[8,1024]) -> (f32[8,1024], f32[1024,1024]) {
+  %param_1.3 = f32[8,1024]{1,0} parameter(1)
+  %param_0.3 = bf16[2,1024,1024]{2,1,0} parameter(0)
+  ROOT %dot.1 = f32[8,1024]{1,0} dot(%param_1.3, %param_0.3), lhs_contracting_dims={1}
+}
+
+ENTRY %main.9 (params_0_.1: bf16[2,1024,1024], x.1: f32[8,1024]) -> f32[8,1024] {
+  %params_0_.1 = bf16[2,1024,1024]{2,1,0} parameter(0), metadata={op_name="params[0]"}
+  %params_1_.1 = f8e4m3fn[1,1024,1024]{2,1,0} parameter(1)
+  %params_2_.1 = bf16[1024]{0} parameter(2)
+  %x.1 = f32[8,1024]{1,0} parameter(3)
+  %sliced = bf16[1,1024,1024]{2,1,0} fusion(%params_0_.1), kind=kLoop, calls=%cut, metadata={}
+  %seen = f8e4m3fn[1024,1024]{1,0} bitcast(%params_1_.1)
+  %widened = f32[1024,1024]{1,0} fusion(%seen), kind=kLoop, calls=%widen
+  %small = f32[1024]{0} convert(%params_2_.1)
+  %moved = f32[1024,1024]{0,1} copy(%x.1)
+  ROOT %product = (f32[8,1024]{1,0}, f32[1024,1024]) fusion(%sliced, %x.1), calls=%times
+}
+"""
+BUFFERS = """\
+allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}:
+ value: <1 params_0_.1 @0> (size=64,offset=0): f32[16]{0}
+allocation 1: size 96, preallocated-temp:
+ value: <2 first @0> (size=32,offset=0): f32[8]{0}
+ value: <3 pair{0} @0> (size=48,offset=32): f32[12]{0}
+ value: <4 later @0> (size=32,offset=0): f32[8]{0}
+"""
+
 PTXAS = f"""\
 #!/bin/sh
 [ $1 != --version ] || {{ echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0; }}
@@ -75,6 +117,23 @@ def test_thunks_are_read_after_xlas_passes(tmp_path):
     assert not read_thunks(tmp_path).one_buffer
     (tmp_path / "module_1.jit_step.thunk_sequence_after_thunk_passes.txt").write_text(BUFFERED)
     assert read_thunks(tmp_path).one_buffer
+
+
+def test_copies_of_weights_are_found_whether_cut_or_widened():
+    found = weight_copies(parse_module(HLO))
+    assert [(copy.name, copy.size, copy.weights) for copy in found] == [
+        ("sliced", 2 << 20, ("params_0_.1",)),
+        ("widened", 4 << 20, ("params_1_.1",)),
+    ]
+
+
+def test_a_dump_without_an_entry_is_an_error():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        parse_module("HloModule jit_step")
+
+
+def test_the_largest_temporaries_are_named_once_per_shape():
+    assert [value.name for value in largest_values(BUFFERS, 5)] == ["pair{0}", "first"]
 
 
 def test_a_dump_without_thunks_is_an_error(tmp_path):
