@@ -25,6 +25,7 @@ from glm_jax.demo.prompts import make_prompts
 from glm_jax.demo.report import report
 from glm_jax.demo.scenario import Scenario
 from glm_jax.demo.table import live_run, run_line, summary
+from glm_jax.deployment import command as deployment
 
 _SCENARIO_FLAGS = {
     "requests": "requests that are decoding when the long prompt arrives",
@@ -78,6 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo_flags(demo)
     demo.set_defaults(run=_demo)
     _add_grid_commands(commands)
+    plan = commands.add_parser(
+        "plan",
+        help="weights, cache, programs and least step times of a deployment on H200",
+        description=deployment.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    deployment.add_arguments(plan)
+    plan.set_defaults(run=deployment.run)
     return parser
 
 

@@ -13,6 +13,8 @@ from glm_jax.sampling.params import SamplingParams
 # Engine options that are plain values on the command line.
 _ENGINE_FLAGS = (
     "dtype",
+    "weight_dtype",
+    "kv_cache_dtype",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",

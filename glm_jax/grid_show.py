@@ -87,7 +87,9 @@ def run(
 def view_grid(model: str | Path | None, options: Mapping[str, Any]) -> GridView:
     """Collect what the stored programs and earlier runs tell."""
     found = find_model(model)
-    served, engine = resolve_options(found.config, options, jax.devices()[0].platform)
+    served, engine = resolve_options(
+        found.config, options, jax.devices()[0].platform, fp8_checkpoint=found.fp8
+    )
     service = compile_service(Lowering(served, engine), ProgramTable())
     store = service.store
     measured = Measurements(store)

@@ -40,7 +40,9 @@ def run(
     """
     found = find_model(model)
     device = jax.devices()[0]
-    served, engine = resolve_options(found.config, options or {}, device.platform)
+    served, engine = resolve_options(
+        found.config, options or {}, device.platform, fp8_checkpoint=found.fp8
+    )
     if engine.num_pages is None:
         budget = engine_budget(device, engine.gpu_memory_utilization)
         engine = fit_pool(served, engine, device, budget)

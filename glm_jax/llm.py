@@ -45,9 +45,9 @@ class LLM:
         Args:
             model: folder of a checkpoint in Hugging Face format, "tiny-random", or None for the
                 embedded model.
-            **options: fields of ``EngineConfig`` (dtype, latent_norm_eps, page_size, num_pages,
-                seed, layer_storage, layer_loop, max_model_len, max_num_seqs,
-                max_num_batched_tokens, skip_tokenizer_init, ...).
+            **options: fields of ``EngineConfig`` (dtype, weight_dtype, kv_cache_dtype,
+                latent_norm_eps, page_size, num_pages, seed, layer_storage, layer_loop,
+                max_model_len, max_num_seqs, max_num_batched_tokens, skip_tokenizer_init, ...).
 
         Raises:
             ValueError: an option is unknown or out of range, or the config is not of this family.
@@ -57,7 +57,9 @@ class LLM:
         check_names("engine option", options, OPTIONS)
         found = find_model(model)
         device = jax.devices()[0]
-        self.model_config, config = resolve_options(found.config, options, device.platform)
+        self.model_config, config = resolve_options(
+            found.config, options, device.platform, fp8_checkpoint=found.fp8
+        )
         budget = engine_budget(device, config.gpu_memory_utilization)
         if config.num_pages is None:
             config = fit_pool(self.model_config, config, device, budget)
@@ -69,6 +71,7 @@ class LLM:
             transformer = load_model(
                 found._replace(config=self.model_config),
                 dtype=self.config.dtype,
+                weight_dtype=self.config.weight_dtype,
                 storage=self.config.layer_storage,
                 seed=self.config.seed,
                 device=device,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.formats import format_of
+from pallas_kernels.formats import Format, format_of
 
 
 @jax.tree_util.register_dataclass
@@ -25,6 +25,11 @@ class PagedPool:
     storage_format: str = field(metadata={"static": True})
 
     @property
+    def stored(self) -> Format:
+        """How its bits are read and written."""
+        return format_of(self.storage_format)
+
+    @property
     def page_size(self) -> int:
         """Entries per page."""
         return self.array.shape[2]
@@ -35,7 +40,7 @@ class PagedPool:
         Three coordinates, not one into a flat view: run operator by operator, a reshape copies the
         pool.
         """
-        decode = format_of(self.storage_format).decode_entries
+        decode = self.stored.decode_entries
         if decode is None:
             raise ValueError(f"format {self.storage_format} stores pages, not single entries.")
         page, offset = entries // self.page_size, entries % self.page_size
@@ -43,4 +48,4 @@ class PagedPool:
 
     def read_pages(self, pages: Int[Array, "*rows"]) -> Float[Array, "*rows page_size width"]:
         """Values of whole pages."""
-        return format_of(self.storage_format).decode_pages(self.array[self.plane, pages])
+        return self.stored.decode_pages(self.array[self.plane, pages])

@@ -87,6 +87,8 @@ def options(decode_path: str) -> EngineConfig:
         piecewise_buckets=sorted({cell.rows for cell in CELLS}),
         decode_path=decode_path,
         dtype="float32",
+        weight_dtype="float32",
+        kv_cache_dtype="float32",
         layer_storage="per_layer",
         layer_loop="unrolled",
         kernels="xla",

@@ -1,7 +1,7 @@
 """Compiles GPU kernels and whole step programs for an H200, on a machine that has none.
 
-    python -m scripts.compile_h200 [--kernels [OPERATOR ...]] [--programs embedded glm-5.3:6]
-        [--json FILE]
+    python -m scripts.compile_h200 [--kernels [OPERATOR ...]]
+        [--programs embedded glm-5.3:6 glm-5.3:6@fp8] [--json FILE]
 
 Needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version (--no-deps), and ptxas
 with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a
@@ -22,9 +22,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from glm_jax.deployment.described_device import described_device
 from scripts.h200.assembler import Assembler
 from scripts.h200.compilation import Compiled, compile_program
-from scripts.h200.device import described_device
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import programs_of
 
@@ -223,7 +223,10 @@ def main() -> int:
         help="compile kernels; without names those of all operators",
     )
     parser.add_argument(
-        "--programs", nargs="*", default=[], help='"embedded", presets, "preset:layers"'
+        "--programs",
+        nargs="*",
+        default=[],
+        help='"embedded", presets, "preset:layers"; with "@fp8" weights and cache in FP8',
     )
     parser.add_argument("--implementation", default="mosaic_gpu", help="of the operators")
     parser.add_argument("--json", type=Path, help="append one JSON line per case to this file")

@@ -133,6 +133,7 @@ def test_generate_refuses_a_wrong_number_of_parameters(tiny_llm, prompts):
         ({"max_num_seq": 4}, "Did you mean 'max_num_seqs'"),
         ({"max_model_len": 10**6}, "max_position_embeddings"),
         ({"dtype": "float16"}, "allowed: 'auto', 'float32', 'bfloat16'"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_lora_rank 512, .*; this model has kv_lora_rank 32,"),
         ({"layer_loop": "scan", "layer_storage": "per_layer"}, "needs layer_storage 'stacked'"),
         ({"layer_storage": "packed"}, "allowed: 'auto', 'stacked', 'per_layer'"),
     ],

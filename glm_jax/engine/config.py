@@ -14,6 +14,8 @@ from glm_jax.sampling.params import check_names
 _CHOICES = {
     "step_policy": ("mixed", "prefill_first", "alternate"),
     "dtype": ("auto", "float32", "bfloat16"),
+    "weight_dtype": ("auto", "float32", "bfloat16", "fp8"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "fp8_ds_mla"),
     "layer_storage": ("auto", "stacked", "per_layer"),
     "layer_loop": ("auto", "unrolled", "scan"),
     "execution_mode": ("auto", "full", "piecewise", "eager"),
@@ -61,8 +63,17 @@ class EngineConfig:
         step_policy: "mixed" serves decodes and prefills in one step. "prefill_first" and
             "alternate" never mix (chunks first, or chunk and decode in turn): for comparison.
         seed: Base of the seeds of requests that bring none.
-        dtype: Weights, activations and cache; "auto" is float32 on CPU, where bfloat16 is never
-            faster, and bfloat16 elsewhere. What decides (router, scores, sampling) stays float32.
+        dtype: What is computed in, and the type of weights and cache where their own options name
+            no other; "auto" is float32 on CPU, where bfloat16 is never faster, and bfloat16
+            elsewhere. What decides (router, scores, sampling) stays float32.
+        weight_dtype: How weights are held; those of another type than dtype are cast when they are
+            used. "fp8" holds the large matrices as the published FP8 checkpoints do, e4m3 values
+            with a float32 scale per 128 x 128, and the rest in dtype; they are widened where they
+            are multiplied. "auto" is "fp8" for an FP8 checkpoint on a GPU, else as dtype (on CPU
+            FP8 takes less memory and more time).
+        kv_cache_dtype: How the cache stores entries; "auto" is as dtype. "fp8_ds_mla" is 656 bytes
+            an entry (FlashMLA's layout) and 132 an index key (DeepGEMM's), 576 and 128 values, for
+            models of exactly these widths.
         latent_norm_eps: Epsilon of the latent norms; None takes the model config's.
         layer_storage: How layer weights are held; "auto" chooses by platform.
         layer_loop: How the layers are traced; "auto" chooses by platform.
@@ -102,6 +113,8 @@ class EngineConfig:
     step_policy: str = "mixed"
     seed: int = 0
     dtype: str = "auto"
+    weight_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     latent_norm_eps: float | int | None = None
     layer_storage: str = "auto"
     layer_loop: str = "auto"

@@ -16,7 +16,7 @@ from bucketing.piecewise import Piece
 from bucketing.step_inputs import Limits, StepInputs, input_shapes
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.xla_flags import xla_options
-from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
+from glm_jax.model.cache import Cache, cache_format_of, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of
 from glm_jax.model.layer import Form
@@ -24,7 +24,7 @@ from glm_jax.model.piece_shapes import piece_arguments
 from glm_jax.model.pieces import Pieces
 from glm_jax.model.slots import Slots, slot_shapes
 from glm_jax.model.step import build_step
-from glm_jax.model.storage import abstract_model, split_model
+from glm_jax.model.storage import abstract_model, numpy_dtype, split_model
 
 # The kind of the program that serves logits of chosen rows, LOGITS_ROWS per call: 64 rows of a 155K
 # vocabulary are 40 MB.
@@ -61,6 +61,17 @@ _SHAPELESS = frozenset(
 )
 
 
+# Options whose "auto" depends on the platform or the checkpoint.
+_RESOLVED = (
+    "dtype",
+    "weight_dtype",
+    "kv_cache_dtype",
+    "layer_storage",
+    "layer_loop",
+    "kernels",
+)
+
+
 class Lowering:
     """What a step program is made from, as shapes.
 
@@ -94,7 +105,7 @@ class Lowering:
         Raises:
             ValueError: an option is still "auto"; programs depend on its value.
         """
-        for name in ("dtype", "layer_storage", "layer_loop", "kernels"):
+        for name in _RESOLVED:
             if getattr(engine, name) == "auto":
                 raise ValueError(
                     f"{name} is 'auto', but programs depend on it. Resolve it for the platform "
@@ -103,11 +114,15 @@ class Lowering:
         self.model = model
         self.engine = engine
         self.limits: Limits = engine.limits()
-        cache_format = CacheFormat(engine.dtype)
-        self.form = Form(model, cache_format, engine.decode_path, engine.kernels)
+        cache_format = cache_format_of(model, engine.kv_cache_dtype)
+        self.form = Form(model, cache_format, engine.decode_path, engine.kernels, engine.dtype)
         self._shape = partial(jax.ShapeDtypeStruct, sharding=sharding)
         self._model = abstract_model(
-            model, dtype=engine.dtype, storage=engine.layer_storage, make=self._shape
+            model,
+            dtype=engine.dtype,
+            weight_dtype=engine.weight_dtype,
+            storage=engine.layer_storage,
+            make=self._shape,
         )
         self._pieces = Pieces(self._model, self.form, engine.page_size)
         merge, self.params = split_model(self._model)
@@ -187,7 +202,8 @@ class Lowering:
 
     def _lower_logits(self, rows: int) -> jax.stages.Lowered:
         head = self._model.head.get_value()
-        hidden = self._shape((1, rows, self.model.hidden_size), head.dtype)
+        dtype = numpy_dtype(self.engine.dtype)
+        hidden = self._shape((1, rows, self.model.hidden_size), dtype)
         index = self._shape((LOGITS_ROWS,), np.int32)
         return self._logits.lower(hidden, head, index)
 

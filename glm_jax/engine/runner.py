@@ -179,5 +179,5 @@ def _check_leaves(params: list, lowering: Lowering) -> None:
     if held != wanted:
         raise ValueError(
             f"the model has {len(held)} leaves that are not the {len(wanted)} its programs take. "
-            "Lower with the model's own config, dtype and layer_storage."
+            "Lower with the model's own config, dtype, weight_dtype and layer_storage."
         )

@@ -1,19 +1,20 @@
 """The paged cache: latent entries of every layer and index keys of every full layer.
 
 Two arrays for the whole model, donated to each step and updated in place. They hold storage bits;
-one ``CacheFormat`` turns rows into bits and back, so nothing else knows the storage type.
+``CacheFormat`` names the formats that turn rows into bits and back, so nothing else knows them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from glm_jax.model.config import GlmConfig
-from pallas_kernels.formats import format_of
+from pallas_kernels.formats import DS_LATENT, DS_ROPE, INDEX_WIDTH, format_of
+from pallas_kernels.pool import PagedPool
 
 
 class Cache(NamedTuple):
@@ -22,34 +23,56 @@ class Cache(NamedTuple):
     The MTP layer's plane is the last of each array.
     """
 
-    latent: Array  # [planes, pages, page_size, C + B]
-    index_keys: Array  # [full planes, pages, page_size, I]
+    latent: Array  # [planes, pages, page_size, elements of an entry of C + B values]
+    index_keys: Array  # [full planes, pages, page_size, elements of a key of I values]
 
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How rows are stored. float32 as they are; bfloat16 as uint16 bits.
+    """How each array stores its rows: names of ``pallas_kernels.formats``."""
 
-    See ``pallas_kernels.formats``.
+    latent: str
+    index_keys: str
+
+    def latent_pool(self, cache: Cache, plane: int | Int[Array, ""]) -> PagedPool:
+        """The latent entries of one layer."""
+        return PagedPool(cache.latent, plane, self.latent)
+
+    def index_pool(self, cache: Cache, plane: int | Int[Array, ""]) -> PagedPool:
+        """The index keys of one full layer."""
+        return PagedPool(cache.index_keys, plane, self.index_keys)
+
+
+CACHE_FORMATS: Mapping[str, CacheFormat] = {
+    "float32": CacheFormat("float32", "float32"),
+    "bfloat16": CacheFormat("bfloat16", "bfloat16"),
+    "fp8_ds_mla": CacheFormat("fp8_ds_mla", "fp8_planar"),
+}
+
+
+def cache_format_of(config: GlmConfig, kv_cache_dtype: str) -> CacheFormat:
+    """The formats behind an engine's ``kv_cache_dtype``.
+
+    Raises:
+        ValueError: it is unknown, or lays out entries of other widths than this model's.
     """
-
-    name: str
-
-    def __post_init__(self) -> None:
-        """Refuse unknown formats."""
-        if self.name not in ("float32", "bfloat16"):
-            raise ValueError(f"cache format {self.name!r} is unknown; allowed: float32, bfloat16")
-
-    @property
-    def storage(self) -> jnp.dtype:
-        """Type of the arrays."""
-        return format_of(self.name).storage
-
-    def encode(self, rows: Float[Array, "N width"]) -> Array:
-        """Rows to storage bits."""
-        if self.name == "float32":
-            return rows.astype(jnp.float32)
-        return jax.lax.bitcast_convert_type(rows.astype(jnp.bfloat16), jnp.uint16)
+    if kv_cache_dtype not in CACHE_FORMATS:
+        raise ValueError(
+            f"kv_cache_dtype {kv_cache_dtype!r} is unknown; allowed: {', '.join(CACHE_FORMATS)}."
+        )
+    widths = config.kv_lora_rank, config.qk_rope_head_dim, config.index_head_dim
+    laid_out = DS_LATENT, DS_ROPE, INDEX_WIDTH
+    if kv_cache_dtype == "fp8_ds_mla" and widths != laid_out:
+        names = "kv_lora_rank", "qk_rope_head_dim", "index_head_dim"
+        wanted, found = (
+            ", ".join(f"{name} {width}" for name, width in zip(names, sizes, strict=True))
+            for sizes in (laid_out, widths)
+        )
+        raise ValueError(
+            f"kv_cache_dtype fp8_ds_mla is a layout for {wanted}; this model has {found}. Use "
+            "kv_cache_dtype float32 or bfloat16."
+        )
+    return CACHE_FORMATS[kv_cache_dtype]
 
 
 def cache_shapes(
@@ -57,43 +80,24 @@ def cache_shapes(
 ) -> Cache:
     """Shapes and types of one rank's cache with ``num_pages`` pages (page 0 included)."""
     mtp = config.num_nextn_predict_layers
-    planes = config.num_hidden_layers + mtp
     full_planes = config.indexer_types.count("full") + mtp
+
+    def array(storage_format: str, planes: int, width: int) -> Any:
+        stored = format_of(storage_format)
+        shape = (planes, num_pages, page_size, stored.entry_size(width))
+        return jax.ShapeDtypeStruct(shape, stored.storage)
+
     entry = config.kv_lora_rank + config.qk_rope_head_dim
-
-    def plane(number: int, width: int) -> Any:
-        shape = (number, num_pages, page_size, width)
-        return jax.ShapeDtypeStruct(shape, cache_format.storage)
-
-    return Cache(plane(planes, entry), plane(full_planes, config.index_head_dim))
+    return Cache(
+        array(cache_format.latent, config.num_hidden_layers + mtp, entry),
+        array(cache_format.index_keys, full_planes, config.index_head_dim),
+    )
 
 
 def entry_bytes(config: GlmConfig, cache_format: CacheFormat) -> int:
     """Bytes one token takes in all planes."""
     shapes = cache_shapes(config, cache_format, num_pages=1, page_size=1)
     return sum(spec.size * spec.dtype.itemsize for spec in shapes)
-
-
-def write_plane(
-    array: Array, plane: int | Int[Array, ""], entries: Int[Array, " N"], bits: Array
-) -> Array:
-    """Store one row per entry of a plane, in place when donated.
-
-    ``entries`` are page * page_size + offset; an entry at or past the plane's end writes nowhere.
-    """
-    _, pages, page_size, _ = array.shape
-    size = pages * page_size
-    if entries.shape[0] == 1:
-        # XLA turns a scatter of one row into a select over the whole array: a copy of the pool
-        # per layer. A second row that writes nowhere keeps it a scatter.
-        entries = jnp.pad(entries, (0, 1), constant_values=size)
-        bits = jnp.pad(bits, ((0, 1), (0, 0)))
-    # An offset past the page's end drops the row. Three coordinates, not one into a flat view: run
-    # operator by operator, a reshape copies the pool.
-    offset = jnp.where(entries < size, entries % page_size, page_size)
-    return array.at[plane, jnp.minimum(entries // page_size, pages - 1), offset].set(
-        bits, mode="drop"
-    )
 
 
 def make_zeros(shapes: Cache) -> Callable[[], Cache]:

@@ -11,7 +11,7 @@ def logits_of(
     """Project rows of the final hidden states onto the vocabulary."""
     return jax.lax.dot_general(
         hidden[rows],
-        head,
+        head.astype(hidden.dtype),
         (((1,), (1,)), ((), ())),
         preferred_element_type=jnp.float32,
     )

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from glm_jax.model.config import GlmConfig
+from glm_jax.model.linear import Linear
 from glm_jax.model.norm import INDEX_KEY_NORM_EPS, layer_norm
 from glm_jax.model.rope import Rotation, rotate
 
@@ -25,11 +26,11 @@ class Indexer(nnx.Module):
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Wrap arrays, or shapes of arrays, by their names."""
-        self.query = nnx.Param(arrays["query"])  # [R, M*I]
-        self.key = nnx.Param(arrays["key"])  # [D, I]
+        self.query = Linear(arrays["query"])  # [R, M*I]
+        self.key = Linear(arrays["key"])  # [D, I]
         self.key_norm_scale = nnx.Param(arrays["key_norm_scale"])  # [I]
         self.key_norm_bias = nnx.Param(arrays["key_norm_bias"])  # [I]
-        self.head_weight = nnx.Param(arrays["head_weight"])  # [D, M]
+        self.head_weight = Linear(arrays["head_weight"])  # [D, M]
 
     def __call__(
         self,
@@ -37,6 +38,7 @@ class Indexer(nnx.Module):
         q_latent: Float[Array, "N R"],
         turn: Rotation,
         config: GlmConfig,
+        kernels: str | None,
     ) -> IndexRows:
         """Project rows.
 
@@ -44,14 +46,14 @@ class Indexer(nnx.Module):
         The weights carry both factors M^-0.5 and I^-0.5; they may be negative.
         """
         heads, width = config.index_n_heads, config.index_head_dim
-        queries = (q_latent @ self.query[...]).reshape(-1, heads, width)
+        queries = self.query(q_latent, kernels).reshape(-1, heads, width)
         key = layer_norm(
-            x @ self.key[...],
+            self.key(x, kernels),
             self.key_norm_scale[...],
             self.key_norm_bias[...],
             INDEX_KEY_NORM_EPS,
         )
-        weights = (x @ self.head_weight[...]).astype(jnp.float32) * (heads * width) ** -0.5
+        weights = self.head_weight(x, kernels).astype(jnp.float32) * (heads * width) ** -0.5
         return IndexRows(
             queries=_rotate_first(queries.astype(jnp.float32), turn, config),
             key=_rotate_first(key.astype(jnp.float32)[:, None], turn, config)[:, 0],

@@ -4,6 +4,7 @@ A layer is ``before_attention``, attention per segment, ``after_attention``. One
 in a row (``run_layer``); the pieces of ``pieces.py`` are the same functions, compiled one by one.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.attention import AttentionRows
 from glm_jax.model.block import Block
-from glm_jax.model.cache import Cache, CacheFormat, write_plane
+from glm_jax.model.cache import Cache, CacheFormat
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
@@ -21,7 +22,7 @@ from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
 from glm_jax.model.rows import Rows
 from glm_jax.model.selection import Keys, select
-from pallas_kernels.pool import PagedPool
+from pallas_kernels.page_write import page_write
 from pallas_kernels.sparse_mla import (
     Queries,
     Selection,
@@ -40,12 +41,14 @@ class Form(NamedTuple):
         cache_format: how cache rows are stored.
         decode_path: which path decode rows take through the indexer (``Keys``).
         kernels: implementation of the operators (``pallas_kernels.dispatch``).
+        dtype: of activations; weights of another one are cast when they are used.
     """
 
     config: GlmConfig
     cache_format: CacheFormat
     decode_path: str = "groups"
     kernels: str | None = None
+    dtype: str = "float32"
 
 
 class Context(NamedTuple):
@@ -95,7 +98,7 @@ def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
         selection = select(index, rows, context.page_table, keys)
     groups, width = rows.group_positions.shape
     split = stream.x.shape[0] - groups * width
-    up, parts = layer.block.attention.up, []
+    up, parts = layer.block.attention.up(form.dtype), []
     if split:
         first = _rows(queries, slice(0, split)), _rows(selection, slice(0, split))
         parts.append(attend_chunks(*first, rows.tiles, cache, planes, up, form))
@@ -134,22 +137,25 @@ def before_attention(
     Returns:
         The queries, the indexer's projections (None in a shared layer), the cache.
     """
-    config, encode = form.config, form.cache_format.encode
-    h = rms_norm(x, block.input_norm[...], config.rms_norm_eps)
-    projected: AttentionRows = block.attention.project(h, turn, config)
-    cache = cache._replace(
-        latent=write_plane(cache.latent, planes.latent, entries, encode(projected.entry))
+    config, stored = form.config, form.cache_format
+    # There is no page_write for Mosaic: XLA's, the default, is in place on a GPU too.
+    write = partial(
+        page_write, implementation=None if form.kernels == "mosaic_gpu" else form.kernels
     )
+    h = rms_norm(x, block.input_norm[...], config.rms_norm_eps)
+    projected: AttentionRows = block.attention.project(h, turn, config, form.kernels)
+    latent = write(stored.latent_pool(cache, planes.latent), entries, projected.entry)
+    cache = cache._replace(latent=latent)
     if indexer is None:
         return projected.queries, None, cache
-    index = indexer(h, projected.q_compressed, turn, config)
-    keys = write_plane(cache.index_keys, planes.index, entries, encode(index.key))
+    index = indexer(h, projected.q_compressed, turn, config, form.kernels)
+    keys = write(stored.index_pool(cache, planes.index), entries, index.key)
     return projected.queries, index, cache._replace(index_keys=keys)
 
 
 def keys_of(cache: Cache, planes: Planes, form: Form, *, topk: int) -> Keys:
     """The index keys of a full layer."""
-    pool = PagedPool(cache.index_keys, planes.index, form.cache_format.name)
+    pool = form.cache_format.index_pool(cache, planes.index)
     return Keys(pool, topk, form.decode_path, form.kernels)
 
 
@@ -167,7 +173,7 @@ def attend_chunks(
         queries,
         selection,
         tiles,
-        PagedPool(cache.latent, planes.latent, form.cache_format.name),
+        form.cache_format.latent_pool(cache, planes.latent),
         up,
         scale=_scale(form.config),
         implementation=form.kernels,
@@ -188,7 +194,7 @@ def attend_groups(
         queries.rope,
         selection.entries,
         selection.count,
-        PagedPool(cache.latent, planes.latent, form.cache_format.name),
+        form.cache_format.latent_pool(cache, planes.latent),
         scale=_scale(form.config),
         implementation=form.kernels,
     )
@@ -205,11 +211,11 @@ def after_attention(
 ) -> Float[Array, "N D"]:
     """Add what attention brought, then the feed-forward; pad rows reach no expert."""
     config = form.config
-    x = x + block.attention.combine(values).astype(x.dtype)
+    x = x + block.attention.combine(values, form.kernels).astype(x.dtype)
     h = rms_norm(x, block.post_norm[...], config.rms_norm_eps)
     if isinstance(feed_forward, MoeLayer):
         return x + feed_forward(h, valid, config, form.kernels)
-    return x + feed_forward(h)
+    return x + feed_forward(h, form.kernels)
 
 
 def _scale(config: GlmConfig) -> float:

@@ -7,24 +7,19 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from glm_jax.model.linear import Linear
+
 
 class Mlp(nnx.Module):
     """Weights of one dense feed-forward."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Wrap arrays, or shapes of arrays, by their names."""
-        self.gate_up = nnx.Param(arrays["gate_up"])  # [D, 2F], gate columns first
-        self.down = nnx.Param(arrays["down"])  # [F, D]
+        self.gate_up = Linear(arrays["gate_up"])  # [D, 2F], gate columns first
+        self.down = Linear(arrays["down"])  # [F, D]
 
-    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-        """down(silu(gate x) * up x)."""
-        return swiglu(x, self.gate_up[...], self.down[...])
-
-
-def swiglu(
-    x: Float[Array, "N D"], gate_up: Float[Array, "D two_F"], down: Float[Array, "F D"]
-) -> Float[Array, "N D"]:
-    """One gated feed-forward; no clamp in this model family."""
-    both = x @ gate_up
-    width = down.shape[0]
-    return (jax.nn.silu(both[:, :width]) * both[:, width:]) @ down
+    def __call__(self, x: Float[Array, "N D"], kernels: str | None) -> Float[Array, "N D"]:
+        """down(silu(gate x) * up x); no clamp in this model family."""
+        both = self.gate_up(x, kernels)
+        width = both.shape[1] // 2
+        return self.down(jax.nn.silu(both[:, :width]) * both[:, width:], kernels)

@@ -13,7 +13,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from glm_jax.model.config import GlmConfig
-from glm_jax.model.mlp import swiglu
+from glm_jax.model.linear import module_of_layer
+from glm_jax.model.mlp import Mlp
 from pallas_kernels.expert_matmul import ExpertWeights, expert_matmul
 
 
@@ -26,8 +27,7 @@ class Moe(nnx.Module):
         self.router_bias = nnx.Param(arrays["router_bias"])  # [E] float32
         self.gate_up = nnx.Param(arrays["gate_up"])  # [E, D, 2Y]
         self.down = nnx.Param(arrays["down"])  # [E, Y, D]
-        self.shared_gate_up = nnx.Param(arrays["shared_gate_up"])  # [D, 2Y]
-        self.shared_down = nnx.Param(arrays["shared_down"])  # [Y, D]
+        self.shared = Mlp({"gate_up": arrays["shared_gate_up"], "down": arrays["shared_down"]})
 
 
 class MoeLayer(NamedTuple):
@@ -52,9 +52,10 @@ class MoeLayer(NamedTuple):
         moe = self.moe
         chosen, gates = route(x, self._own(moe.router), self._own(moe.router_bias), config)
         experts = jnp.where(valid[:, None], chosen, config.n_routed_experts)
-        weights = ExpertWeights(moe.gate_up[...], moe.down[...], self.place)
+        weights = ExpertWeights(moe.gate_up.get_value(), moe.down.get_value(), self.place)
         routed = expert_matmul(x, experts, gates, weights, implementation=kernels)
-        shared = swiglu(x, self._own(moe.shared_gate_up), self._own(moe.shared_down))
+        own = moe.shared if self.place is None else module_of_layer(moe.shared, self.place)
+        shared = own(x, kernels)
         return (routed + shared.astype(jnp.float32)).astype(x.dtype)
 
     def _own(self, weights: nnx.Param) -> Array:

@@ -112,7 +112,8 @@ class Pieces:
             rope=(config.qk_rope_head_dim, config.rope_theta),
         )
         selection = empty_selection(size, selection_width(self._form, one, self._page_size))
-        return _with_rank(one), rows, embed[tokens], selection
+        x = embed[tokens].astype(self._form.dtype)
+        return _with_rank(one), rows, x, selection
 
     def before_full(
         self,
@@ -279,7 +280,7 @@ class Pieces:
         return build_rows(slots, inputs, page_size=self._page_size, pool_entries=0)
 
     def _up(self, block: Member) -> UpProjections:
-        return self._merge["blocks"](block).attention.up
+        return self._merge["blocks"](block).attention.up(self._form.dtype)
 
     def _no_values(self, queries: Queries) -> Values:
         """Zeros; attention fills in its segment's rows."""

@@ -40,7 +40,7 @@ def build_step(merge: Callable[[list], Transformer], form: Form, *, loop: str) -
         turn = rotation(rows.positions, config.qk_rope_head_dim, config.rope_theta)
         context = Context(form, rows, turn, slots.page_table)
         topk = selection_width(form, slots, page_size)
-        x = model.embed[...][rows.tokens]
+        x = model.embed[...][rows.tokens].astype(form.dtype)
         hidden, cache = run_layers(model, x, cache, context, loop=loop, topk=topk)
         slots, drawn = draw_tokens(model.head[...], hidden, slots, rows, inputs)
         return cache, slots, drawn.outputs(hidden)

@@ -18,6 +18,7 @@ from glm_jax.model.cache import Cache
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer
 from glm_jax.model.layer import Context, Layer, Stream, run_layer
+from glm_jax.model.linear import module_of_layer
 from glm_jax.model.mlp import Mlp
 from glm_jax.model.moe import Moe, MoeLayer
 from glm_jax.model.norm import rms_norm
@@ -51,7 +52,7 @@ def member_of_stack(stack: Any, index: int | Int[Array, ""]) -> Any:
     """One module of a stack; experts stay in it, for a slice of them would be copied."""
     if isinstance(stack, Moe):
         return MoeLayer(stack, index)
-    return jax.tree.map(lambda leaf: leaf[index], stack)
+    return module_of_layer(stack, index)
 
 
 def as_member(module: Any) -> Any:

@@ -44,6 +44,8 @@ class Hardware(NamedTuple):
 # prefill, which decodes it once per chunk.
 LATENT_BYTES = 656
 LATENT_BYTES_BF16 = 1152
+# Bytes of an index key: 128 e4m3 and a float32 scale.
+INDEX_KEY_BYTES = 132
 
 
 class H200StepTime:
@@ -99,6 +101,28 @@ class H200StepTime:
             self._dense(*padded)
             + self._ragged(prefill_rows, decode_rows, groups)
             + pairs * self._pair_seconds
+        )
+
+    def floor(self, cell: Cell, context: int) -> float:
+        """Return the seconds of a step in which nothing is done in vain.
+
+        Unlike `predict`, the rows of a prompt's first chunk attend only the keys that they can
+        see, and index keys are read, by all rows of a request together.
+
+        Args:
+            cell: The rows, all useful; its prefill rows are one chunk.
+            context: Tokens of each group's request.
+        """
+        c, decode_rows = self.config, cell.groups * cell.width
+        seen = min(cell.prefill, c.index_topk)
+        chunk_keys = seen * seen / 2 + (cell.prefill - seen) * c.index_topk
+        attention = self._attend(chunk_keys, decode_rows * min(context, c.index_topk))
+        return (
+            self._dense(cell.prefill, decode_rows)
+            + c.mlp_layer_types.count("sparse") * self._experts(cell.prefill + decode_rows)
+            + c.num_hidden_layers * attention
+            + c.indexer_types.count("full") * self._score(cell, context)
+            + self._drafting(cell.groups)
         )
 
     def _cell_seconds(self, cell: Cell) -> float:
@@ -202,12 +226,29 @@ class H200StepTime:
 
     def _sparse_attention(self, prefill_rows: int, decode_rows: int) -> float:
         """Each row attends its selection: decodes read it from memory, prefills from L2."""
+        topk = self.config.index_topk
+        return self._attend(prefill_rows * topk, decode_rows * topk)
+
+    def _attend(self, prefill_keys: float | int, decode_keys: int) -> float:
+        """Seconds of one layer's attention, by the keys that all rows of a kind attend."""
         c, hardware = self.config, self.hardware
-        keys = c.index_topk / hardware.gpus
         operations = 2 * c.num_attention_heads * (2 * c.kv_lora_rank + c.qk_rope_head_dim)
         compute = operations / hardware.bf16
-        decode = decode_rows * keys * max(LATENT_BYTES / hardware.memory, compute)
-        return decode + prefill_rows * keys * max(LATENT_BYTES_BF16 / hardware.cache, compute)
+        decode = decode_keys * max(LATENT_BYTES / hardware.memory, compute)
+        prefill = prefill_keys * max(LATENT_BYTES_BF16 / hardware.cache, compute)
+        return (decode + prefill) / hardware.gpus
+
+    def _score(self, cell: Cell, context: int) -> float:
+        """One full layer's index scores and exact top-k; every GPU reads the whole chunk's keys."""
+        c, hardware = self.config, self.hardware
+        pairs = cell.prefill * cell.prefill / 2 + cell.groups * cell.width * context
+        pairs /= hardware.gpus
+        keys = cell.prefill + cell.groups * context / hardware.gpus
+        # A float32 score is written once, and read once by the top-k.
+        scores = 4 * pairs / hardware.memory
+        read = keys * INDEX_KEY_BYTES / hardware.memory
+        operations = 2 * c.index_n_heads * c.index_head_dim * pairs
+        return max(read + scores, operations / hardware.fp8) + scores
 
     def _drafting(self, groups: int) -> float:
         """The MTP layer's passes, one row per group each."""

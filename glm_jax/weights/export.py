@@ -18,8 +18,17 @@ from glm_jax.weights.checkpoint import INDEX_NAME, SINGLE_NAME
 from glm_jax.weights.errors import CheckpointError
 from glm_jax.weights.headers import NUMPY_DTYPES, TensorHeader
 from glm_jax.weights.names import SCALE_SUFFIX, HfTensor, tensor_table
-from glm_jax.weights.quant import BLOCK, quantise_blocks, scale_shape
+from glm_jax.weights.quant import (
+    BLOCK,
+    QuantisedBlocks,
+    dequantise_rows,
+    quantise_blocks,
+    scale_shape,
+)
 from glm_jax.weights.shard import ShardWriter, tensor_bytes
+
+# A parameter, or values and scales of one in block FP8.
+Source = Callable[[str], np.ndarray | tuple[np.ndarray, np.ndarray]]
 
 _PLAIN_DTYPES = {"bfloat16": "BF16", "float32": "F32", "fp8": "BF16"}
 
@@ -35,7 +44,7 @@ class _Shard(NamedTuple):
 def export_parameters(
     path: str | Path,
     config: GlmConfig,
-    source: Callable[[str], np.ndarray],
+    source: Source,
     *,
     dtype: str = "bfloat16",
     max_shard_bytes: int = 5_000_000_000,
@@ -49,8 +58,9 @@ def export_parameters(
     Args:
         path: directory, made if it is not there; files of an earlier export are replaced.
         config: the model.
-        source: returns a parameter by its flat name, in its spec's shape and any float dtype.
-            It is called once for each parameter and its result is dropped soon after.
+        source: returns a parameter by its flat name, in its spec's shape and any float dtype, or
+            as `load_parameters` fills it where it is in block FP8; an FP8 export writes those
+            bytes. It is called once for each parameter and its result is dropped soon after.
         dtype: "bfloat16", "float32" or "fp8".
         max_shard_bytes: tensors are spread over several files when they take more than this.
         progress: called as `progress(bytes_done, bytes_total, tensor_name)` after each tensor.
@@ -163,42 +173,56 @@ class _ParameterReader:
     tensor are held.
     """
 
-    def __init__(self, source: Callable[[str], np.ndarray], specs: dict[str, ParamSpec]) -> None:
+    def __init__(self, source: Source, specs: dict[str, ParamSpec]) -> None:
         self._source = source
         self._specs = specs
-        self._held: dict[str, np.ndarray] = {}
+        self._held: dict[str, np.ndarray | QuantisedBlocks] = {}
 
-    def assemble(self, tensor: HfTensor) -> Shaped[np.ndarray, "..."]:
+    def assemble(self, tensor: HfTensor) -> Shaped[np.ndarray, "..."] | QuantisedBlocks:
         """Return a tensor in its Hugging Face layout; possibly a view of a parameter."""
         names = {piece.parameter for piece in tensor.pieces}
         self._held = {name: self._parameter(name) for name in names}
+        first = self._held[tensor.pieces[0].parameter]
+        if isinstance(first, QuantisedBlocks):
+            (piece,) = tensor.pieces
+            return piece.blocks_of(first)
         parts = list(self._parts(tensor))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _parts(self, tensor: HfTensor) -> Iterator[np.ndarray]:
         for piece in tensor.pieces:
-            rectangle = self._held[piece.parameter][piece.index]
+            parameter = self._held[piece.parameter]
+            assert isinstance(parameter, np.ndarray), f"{piece.parameter=}"
+            rectangle = parameter[piece.index]
             yield rectangle.T if piece.transposed else rectangle
 
-    def _parameter(self, name: str) -> np.ndarray:
+    def _parameter(self, name: str) -> np.ndarray | QuantisedBlocks:
         if name in self._held:
             return self._held[name]
-        parameter = np.asarray(self._source(name))
-        if parameter.shape != self._specs[name].shape:
-            raise ValueError(
-                f"parameter {name} has shape {parameter.shape}, expected {self._specs[name].shape}."
-            )
+        given, expected = self._source(name), self._specs[name].shape
+        if isinstance(given, tuple):
+            blocks = QuantisedBlocks(*map(np.asarray, given))
+            parameter, shape = blocks, blocks.values.swapaxes(-1, -2).shape
+        else:
+            parameter = np.asarray(given)
+            shape = parameter.shape
+        if shape != expected:
+            raise ValueError(f"parameter {name} has shape {shape}, expected {expected}.")
         return parameter
 
 
 def _write_unit(
-    writer: ShardWriter, name: str, stored: dict[str, TensorHeader], tensor: np.ndarray
+    writer: ShardWriter,
+    name: str,
+    stored: dict[str, TensorHeader],
+    tensor: np.ndarray | QuantisedBlocks,
 ) -> None:
     if name + SCALE_SUFFIX not in stored:
-        writer.write(name, tensor.astype(NUMPY_DTYPES[stored[name].dtype], copy=False))
+        plain = dequantise_rows(*tensor) if isinstance(tensor, QuantisedBlocks) else tensor
+        writer.write(name, plain.astype(NUMPY_DTYPES[stored[name].dtype], copy=False))
         return
     try:
-        quantised = quantise_blocks(tensor)
+        quantised = tensor if isinstance(tensor, QuantisedBlocks) else quantise_blocks(tensor)
     except ValueError as error:
         raise ValueError(f"cannot write {name} in FP8: {error}") from error
     writer.write(name, quantised.values)

@@ -1,7 +1,8 @@
 """The one table between Hugging Face tensors and parameters; plan, load and export read it.
 
-A Hugging Face matrix is `[out, in]`, a parameter `[in, out]`, so most are transposed. A tensor is
-cut along its rows into pieces, each of which fills one rectangle of one parameter:
+A Hugging Face matrix is `[out, in]`, a parameter `[in, out]`, so most are transposed; only one in
+block FP8 is `[out, in]` too. A tensor is cut along its rows into pieces, each of which fills one
+rectangle of one parameter:
 
     gate_proj.weight [F, D]     -> gate_up[:, :F], transposed
     up_proj.weight [F, D]       -> gate_up[:, F:], transposed
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from glm_jax.model.config import GlmConfig
 from glm_jax.weights.headers import TensorHeader
-from glm_jax.weights.quant import scale_shape
+from glm_jax.weights.quant import BLOCK, QuantisedBlocks, scale_shape
 
 SCALE_SUFFIX = "_scale_inv"
 
@@ -47,6 +48,18 @@ class Piece(NamedTuple):
     parameter: str
     index: tuple[int | slice, ...] = ()
     transposed: bool = False
+
+    def blocks_of(self, parameter: QuantisedBlocks) -> QuantisedBlocks:
+        """The rectangle of a parameter in block FP8, not transposed.
+
+        What is a range of columns of a plain parameter is one of rows here; it starts at a block.
+        """
+        stack = tuple(place for place in self.index if isinstance(place, int))
+        rows = self.index[-1] if len(self.index) > len(stack) else slice(0, self.stop)
+        assert isinstance(rows, slice), f"{self.index=}"
+        blocks = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
+        assert rows.start % BLOCK == 0, f"{self.index=}"
+        return QuantisedBlocks(parameter.values[(*stack, rows)], parameter.scales[(*stack, blocks)])
 
 
 class HfTensor(NamedTuple):

@@ -4,7 +4,8 @@ XLA gathers the rows so that each expert's stand together (``placement``). One k
 ``silu(x G) * (x U)`` with gate and up tiles side by side, a second multiplies by the
 down-projection, and XLA sums each row's choices. Thread blocks stay and take tiles in turn; the
 experts' weights are read where they lie, by expert and layer number, and an expert without rows
-costs nothing. Products are bfloat16 with float32 sums, results of the experts bfloat16.
+costs nothing. Products are bfloat16 with float32 sums, results of the experts bfloat16. Weights in
+block FP8 go through kernels of their own (``fp8_product``), which read half the bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +20,19 @@ from jaxtyping import Array, BFloat16, Float, Int
 
 from pallas_kernels.expert_matmul.config import (
     DEPTH,
-    MULTIPROCESSORS,
     ROW_GROUP,
     TILE_ROWS,
     Tile,
+    fp8_tile_size,
     tile_for,
 )
 from pallas_kernels.expert_matmul.placement import Placement, place_rows
 from pallas_kernels.expert_matmul.weights import ExpertWeights
+from pallas_kernels.fp8 import BLOCK, BlockScaled
 from pallas_kernels.mosaic import bridge
+from pallas_kernels.mosaic.e4m3_weights import permute_columns
+from pallas_kernels.mosaic.fp8_product import Product, Tiles, fp8_product, plain_product
+from pallas_kernels.mosaic.hopper import MULTIPROCESSORS
 
 _SWIZZLED = (plgpu.TilingTransform((ROW_GROUP, DEPTH)), plgpu.SwizzleTransform(128))
 
@@ -46,16 +51,25 @@ def expert_matmul(
         x: input rows, rounded to bfloat16.
         experts: chosen experts per row, E = dropped.
         gates: combination weights.
-        weights: bfloat16, of one layer or of all of them; read in place.
+        weights: bfloat16 or block FP8, of one layer or of all of them; read in place.
         interpret: run in Mosaic's interpreter, on the CPU.
 
     Raises:
         ValueError: for weights of another type, or widths that no tile divides.
     """
-    _refuse_unsupported(x, weights)
-    width, (gate_up, down) = weights.width, weights.flat
-    placement = place_rows(experts, weights.experts)
-    first = jnp.asarray(weights.first, jnp.int32).reshape(1)
+    if isinstance(weights.gate_up, BlockScaled):
+        results, placement = _through_fp8(x, experts, weights, interpret)
+    else:
+        results, placement = _through_bfloat16(x, experts, weights, interpret)
+    return _combined(results, placement.place, experts < weights.experts, gates)
+
+
+def _through_bfloat16(
+    x: Float[Array, "N D"], experts: Int[Array, "N X"], weights: ExpertWeights, interpret: bool
+) -> tuple[BFloat16[Array, "P D"], Placement]:
+    gate_up, down = _bfloat16_matrices(x, weights)
+    width, first = weights.width, jnp.asarray(weights.first, jnp.int32).reshape(1)
+    placement = place_rows(experts, weights.experts, TILE_ROWS)
     sorted_rows = x.astype(jnp.bfloat16)[placement.row]
     hidden = _grouped_matmul(
         _Product("expert_gate_up", (0, width), width, _swiglu, tile_for(width, 2), interpret),
@@ -65,22 +79,74 @@ def expert_matmul(
         _Product("expert_down", (0,), x.shape[1], _same, tile_for(x.shape[1], 1), interpret),
         (first, placement, hidden, down),
     )
-    return _combined(results, placement.place, experts < weights.experts, gates)
+    return results, placement
 
 
-def _refuse_unsupported(x: Array, weights: ExpertWeights) -> None:
-    gate_up, down = weights.gate_up, weights.down
+def _through_fp8(
+    x: Float[Array, "N D"], experts: Int[Array, "N X"], weights: ExpertWeights, interpret: bool
+) -> tuple[BFloat16[Array, "P D"], Placement]:
+    gate_up, down = _fp8_matrices(x, weights)
+    width, first = weights.width, jnp.asarray(weights.first, jnp.int32).reshape(1)
+    size = fp8_tile_size(experts.size, weights.experts)
+    placement = place_rows(experts, weights.experts, size)
+    tiles = Tiles(placement.tile_expert, placement.tile_start, placement.tile_rows, placement.used)
+    gated = Product(
+        "expert_gate_up_fp8",
+        blocks=(0, width),
+        advance=BLOCK,
+        across=width // BLOCK,
+        size=size,
+        join=_swiglu,
+        ordered=True,
+        interpret=interpret,
+    )
+    sorted_rows = permute_columns(x.astype(jnp.bfloat16))[placement.row]
+    (hidden,) = fp8_product(gated, tiles, sorted_rows, (first, gate_up))
+    back = plain_product("expert_down_fp8", x.shape[1], size, interpret=interpret)
+    (results,) = fp8_product(back, tiles, hidden, (first, down))
+    return results[:, : x.shape[1]], placement
+
+
+def _bfloat16_matrices(x: Array, weights: ExpertWeights) -> tuple[Array, Array]:
+    gate_up, down = weights.flat
+    if isinstance(gate_up, BlockScaled) or isinstance(down, BlockScaled):
+        raise _unlike(gate_up, down)
     if gate_up.dtype != jnp.bfloat16 or down.dtype != jnp.bfloat16:
-        raise ValueError(
-            f"expert_matmul's GPU kernel got weights of {gate_up.dtype} and {down.dtype}; it "
-            'multiplies bfloat16. Load the model in bfloat16 or use implementation="xla".'
-        )
-    for name, depth in (("model", x.shape[1]), ("expert", down.shape[-2])):
+        raise _unlike(gate_up, down)
+    for name, depth in (("model", x.shape[1]), ("expert", weights.width)):
         if depth % DEPTH:
             raise ValueError(
                 f"expert_matmul's GPU kernel got {name} width {depth}; it must be a multiple of "
                 f'{DEPTH}. Use implementation="xla".'
             )
+    return gate_up, down
+
+
+def _fp8_matrices(x: Array, weights: ExpertWeights) -> tuple[BlockScaled, BlockScaled]:
+    gate_up, down = weights.flat
+    if not isinstance(gate_up, BlockScaled) or not isinstance(down, BlockScaled):
+        raise _unlike(gate_up, down)
+    # The copy engine's unit, and no block of scales may hold both gate and up.
+    for name, width, unit in (("model", x.shape[1], 16), ("expert", weights.width, BLOCK)):
+        if width % unit:
+            raise ValueError(
+                f"expert_matmul's GPU kernel got {name} width {width} with block-FP8 weights; it "
+                f'must be a multiple of {unit}. Load the model with weight_dtype="bfloat16" or '
+                'use implementation="xla".'
+            )
+    return gate_up, down
+
+
+def _unlike(gate_up: Array | BlockScaled, down: Array | BlockScaled) -> ValueError:
+    names = [
+        "block FP8" if isinstance(matrix, BlockScaled) else str(matrix.dtype)
+        for matrix in (gate_up, down)
+    ]
+    return ValueError(
+        f"expert_matmul's GPU kernel got weights of {names[0]} and {names[1]}; it multiplies "
+        "bfloat16 or block FP8, not both in one layer. Load the model in one of them or use "
+        'implementation="xla".'
+    )
 
 
 def _combined(

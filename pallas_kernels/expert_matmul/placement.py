@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pallas_kernels.expert_matmul.config import ROW_GROUP, TILE_ROWS
+from pallas_kernels.expert_matmul.config import ROW_GROUP
 
 _CHUNK = 256
 
@@ -25,13 +25,16 @@ class Placement(NamedTuple):
     used: Int[Array, "1"]  # tiles before this one exist
 
 
-def place_rows(experts: Int[Array, "N X"], number: int) -> Placement:
-    """Group assignments by expert, in their given order; expert ``number`` means dropped."""
+def place_rows(experts: Int[Array, "N X"], number: int, tile_size: int) -> Placement:
+    """Group assignments by expert, in their given order, into tiles of at most ``tile_size``.
+
+    Expert ``number`` means dropped.
+    """
     rows, choices = experts.shape
     flat = experts.reshape(-1)
     assignments = rows * choices
     # Gaps of at most ROW_GROUP - 1 rows per expert; and a tile may be read in full anywhere.
-    places = assignments + (ROW_GROUP - 1) * min(number, assignments) + TILE_ROWS
+    places = assignments + (ROW_GROUP - 1) * min(number, assignments) + tile_size
     places = _groups(places, ROW_GROUP) * ROW_GROUP
     rank, sizes = _ranks(flat, number)
     starts = _sums_before(_groups(sizes, ROW_GROUP) * ROW_GROUP)
@@ -40,18 +43,18 @@ def place_rows(experts: Int[Array, "N X"], number: int) -> Placement:
     row = jnp.zeros(places, jnp.int32)
     row = row.at[place].set(jnp.arange(assignments, dtype=jnp.int32) // choices, mode="drop")
 
-    expert_tiles = _groups(sizes, TILE_ROWS)
+    expert_tiles = _groups(sizes, tile_size)
     tiles_before = _sums_before(expert_tiles)
-    tile = jnp.arange(assignments // TILE_ROWS + min(number, assignments), dtype=jnp.int32)
+    tile = jnp.arange(assignments // tile_size + min(number, assignments), dtype=jnp.int32)
     ended = (tiles_before + expert_tiles) <= tile[:, None]
     tile_expert = jnp.minimum(jnp.sum(ended, axis=1, dtype=jnp.int32), number - 1)
-    done = (tile - tiles_before[tile_expert]) * TILE_ROWS
+    done = (tile - tiles_before[tile_expert]) * tile_size
     return Placement(
         place.reshape(rows, choices),
         row,
         tile_expert,
         starts[tile_expert] + done,
-        jnp.minimum(sizes[tile_expert] - done, TILE_ROWS),
+        jnp.minimum(sizes[tile_expert] - done, tile_size),
         jnp.sum(expert_tiles, dtype=jnp.int32, keepdims=True),
     )
 

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.bits import cut_bits
 from pallas_kernels.expert_matmul.weights import ExpertWeights
+from pallas_kernels.fp8 import BlockScaled, scaled_product
 
 MIN_BLOCK_ROWS = 8
 MAX_BLOCK_ROWS = 64
@@ -45,9 +47,9 @@ def expert_matmul(
         live = places < blocks.end[index]
         assignment = blocks.order[jnp.minimum(places, assignments - 1)]
         expert = weights.first + blocks.expert[index]
-        both = x[assignment // choices] @ gate_up[expert]
+        both = _multiply(x[assignment // choices], gate_up, expert)
         hidden = jax.nn.silu(both[:, :width]) * both[:, width:]
-        result = (hidden @ down[expert]).astype(jnp.float32)
+        result = _multiply(hidden, down, expert).astype(jnp.float32)
         return outputs.at[jnp.where(live, assignment, assignments)].set(result, mode="drop")
 
     empty = jnp.zeros((assignments, x.shape[1]), jnp.float32)
@@ -60,6 +62,20 @@ def expert_matmul(
         weighted = outputs[:, choice] * gates[:, choice, None]
         total += jnp.where(kept[:, choice, None], weighted, 0.0)
     return total
+
+
+def _multiply(
+    rows: Float[Array, "R inputs"],
+    stack: Float[Array, "LE inputs outputs"] | BlockScaled,
+    index: Int[Array, ""],
+) -> Float[Array, "R outputs"]:
+    """Times one matrix; only that one is brought to the rows' dtype if it has another."""
+    if isinstance(stack, BlockScaled):
+        return scaled_product(rows, stack, index)
+    if stack.dtype == rows.dtype:
+        return rows @ stack[index]
+    bits = cut_bits(stack, (index, 0, 0), (1, *stack.shape[1:]))[0]
+    return rows @ jax.lax.bitcast_convert_type(bits, stack.dtype).astype(rows.dtype)
 
 
 def _block_rows(assignments: int, experts: int) -> int:

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.index_topk import mosaic_gpu_scores as tile_scores
 from pallas_kernels.index_topk import tile_shape
-from pallas_kernels.index_topk.tiled import select_tiled
 from pallas_kernels.mosaic import largest
 from pallas_kernels.pool import PagedPool
 from pallas_kernels.tiles import Tiles
@@ -40,6 +39,7 @@ def index_topk_decode(
     keys: PagedPool,
     *,
     topk: int,
+    cut: tile_shape.Cut = tile_shape.BY_RULE,
     interpret: bool = False,
 ) -> tuple[Int[Array, "G Q K"], Int[Array, "G Q"]]:
     """Select for decode groups; the Q rows of a group share one read of the keys (see ``api``).
@@ -54,6 +54,7 @@ def index_topk_decode(
         page_table: pages of each group.
         keys: bfloat16, fp8_planar or float32; pages of a multiple of 64 keys.
         topk: K.
+        cut: how the scoring kernel cuts its work.
         interpret: run the kernels in Mosaic's interpreter, on the CPU.
 
     Raises:
@@ -67,8 +68,10 @@ def index_topk_decode(
         raise ValueError(
             f"index_topk on a GPU selects at most {largest.MAX_CHUNK // 2} positions, not {topk}."
         )
-    tiles = _cut(queries, weights, positions, keys)
-    chosen = _search(tiles, page_table, keys, topk, interpret)
+    _, rows, heads, _ = queries.shape
+    few = tile_shape.rows_per_tile(rows, heads, keys, cut)
+    tiles = _cut(queries, weights, positions, few)
+    chosen = _search(tiles, page_table, keys, topk=topk, splits=cut.splits, interpret=interpret)
     per_request = chosen.reshape(positions.shape[0], -1, topk)
     return per_request[:, : positions.shape[1]], count
 
@@ -80,11 +83,36 @@ def index_topk_prefill(
     keys: PagedPool,
     *,
     topk: int,
+    cut: tile_shape.Cut = tile_shape.BY_RULE,
     interpret: bool = False,
 ) -> tuple[Int[Array, "N K"], Int[Array, " N"]]:
-    """Select for prompt rows; arguments as in ``api``, the rest as ``index_topk_decode``."""
-    select = functools.partial(index_topk_decode, keys=keys, topk=topk, interpret=interpret)
-    return select_tiled(select, queries, weights, tiles)
+    """Select for prompt rows; arguments as in ``api``, the rest as ``index_topk_decode``.
+
+    Block of tiles after block, so that no more rows are copied into tiles than are scored at once.
+    """
+    rows, length = queries.shape[0], tiles.page_table.shape[1] * keys.page_size
+    number, per_tile = tiles.rows.shape
+    block = max(1, SCORES // (length * per_tile))
+    found, count = jnp.zeros((rows, topk), jnp.int32), jnp.zeros((rows,), jnp.int32)
+    for start in range(0, number, block):
+        if start:
+            # Blocks share the buffer of scores only if one waits for the other.
+            queries, weights, found = jax.lax.optimization_barrier((queries, weights, found))
+        own = Tiles(*(field[start : start + block] for field in tiles))
+        places = jnp.minimum(own.rows, rows - 1)
+        best, number_of_best = index_topk_decode(
+            queries[places],
+            weights[places],
+            own.positions,
+            own.page_table,
+            keys,
+            topk=topk,
+            cut=cut,
+            interpret=interpret,
+        )
+        found = found.at[own.rows].set(best, mode="drop")
+        count = count.at[own.rows].set(number_of_best, mode="drop")
+    return found, count
 
 
 def _everything(topk: int, length: int) -> Int[Array, " K"]:
@@ -95,11 +123,10 @@ def _cut(
     queries: Float[Array, "T R M I"],
     weights: Float[Array, "T R M"],
     positions: Int[Array, "T R"],
-    keys: PagedPool,
+    few: int,
 ) -> _Tiles:
-    """Tiles that fill one matrix instruction; pad rows and heads score nothing."""
+    """Tiles of ``few`` rows, for one matrix instruction; pad rows and heads score nothing."""
     tiles, rows, heads, width = queries.shape
-    few = tile_shape.rows_per_tile(rows, heads, keys)
     spare_rows, spare_heads = -rows % few, tile_shape.padded_heads(heads) - heads
     place = (0, 0), (0, spare_rows)
     padded_queries = jnp.pad(queries, (*place, (0, spare_heads), (0, 0)))
@@ -119,7 +146,9 @@ def _search(
     tiles: _Tiles,
     page_table: Int[Array, "T W"],
     keys: PagedPool,
+    *,
     topk: int,
+    splits: int | None,
     interpret: bool,
 ) -> Int[Array, "rows K"]:
     """The K best positions of every row, block of tiles after block."""
@@ -137,6 +166,7 @@ def _search(
             keys,
             length=length,
             topk=topk,
+            splits=splits,
             interpret=interpret,
         )
         chosen = jax.lax.dynamic_update_slice(chosen, best, (start * rows, 0))
@@ -144,7 +174,7 @@ def _search(
 
 
 # Under jit, so that the kernels of equal blocks are traced and lowered once.
-@functools.partial(jax.jit, static_argnames=("length", "topk", "interpret"))
+@functools.partial(jax.jit, static_argnames=("length", "topk", "splits", "interpret"))
 def _search_block(
     tiles: _Tiles,
     page_table: Int[Array, "T W"],
@@ -152,6 +182,7 @@ def _search_block(
     *,
     length: int,
     topk: int,
+    splits: int | None,
     interpret: bool,
 ) -> Int[Array, "rows K"]:
     last = jnp.max(tiles.positions, axis=1)
@@ -164,6 +195,7 @@ def _search_block(
         page_table,
         keys,
         length=length,
+        splits=splits,
         interpret=interpret,
     )
     return largest.largest_of_rows(

@@ -84,6 +84,7 @@ def score_tiles(
     keys: PagedPool,
     *,
     length: int,
+    splits: int | None = None,
     interpret: bool = False,
 ) -> Int[Array, "U r S"]:
     """Ordered bits of the scores of U tiles of r rows.
@@ -97,6 +98,7 @@ def score_tiles(
         page_table: ``page_table[t, j]`` holds positions ``j * page_size ..``.
         keys: whole pool; ``r`` and ``M`` must be what ``tile_shape`` gives for it.
         length: S, the scores' last axis.
+        splits: programs per tile; None takes ``split_count``.
         interpret: run in the interpreter.
     """
     tiles, rows, heads, width = queries.shape
@@ -107,10 +109,11 @@ def score_tiles(
         rows=rows,
         page_blocks=keys.page_size // BLOCK,
         pages=keys.array.shape[1],
-        splits=split_count(tiles, page_table.shape[1] * keys.page_size),
+        splits=split_count(tiles, page_table.shape[1] * keys.page_size)
+        if splits is None
+        else splits,
         interpret=interpret,
     )
-    flat = queries.reshape(tiles, plan.columns, width)
     plane = jnp.asarray(keys.plane, jnp.int32).reshape(1)
     launch = bridge.kernel(
         functools.partial(_kernel, plan),
@@ -124,7 +127,7 @@ def score_tiles(
         interpret=interpret,
     )
     return launch(
-        _terms(flat, keys.storage_format),
+        _terms(queries.reshape(tiles, plan.columns, width), keys.storage_format),
         weights.reshape(tiles, plan.columns),
         context,
         tables,

@@ -65,7 +65,7 @@ def load_rows(rows: Any) -> Float[Array, "64 128"]:
         for lower in range(2):  # a thread has rows r and r + 8
             for half in range(_HALVES):
                 address = start + (lower * 8 * WIDTH + half * (WIDTH // _HALVES))
-                for word, pairs in enumerate(_sixteen_values(block, address)):
+                for word, pairs in enumerate(sixteen_values(block, address)):
                     tile = 2 * (half * _WORDS + word)  # a step of 16 columns is two tiles of 8
                     for pair, value in enumerate(pairs):
                         registers[0, tile + pair, 0, 0, lower, 0, 0, 0, 0] = value
@@ -109,7 +109,7 @@ def interpreted_rows(rows: Array) -> Float[Array, "64 128"]:
     return permute_columns(values.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
-def _sixteen_values(block: ir.Value, address: Word) -> list[tuple[ir.Value, ir.Value]]:
+def sixteen_values(block: ir.Value, address: Word) -> list[tuple[ir.Value, ir.Value]]:
     """Of 16 bytes at ``address``: two pairs of bfloat16 for each word of four."""
     words = ir.VectorType.get((_WORDS,), signless(32))
     pointer = mgpu.utils.getelementptr(mgpu.utils.memref_ptr(block), [address.value], signless(8))

@@ -8,13 +8,21 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.expert_matmul import ExpertWeights
-from pallas_kernels.formats import format_of
-from pallas_kernels.pool import PagedPool
+from pallas_kernels.fp8 import BLOCK, BlockScaled
+from scripts.kernels.cases import problems_of
+from scripts.kernels.problem import Problem, shapes_of
 
-# Of the pool and its pages: enough that 32-bit arithmetic on bytes would overflow.
-PLANES, PAGES, PAGE_SIZE = 20, 4097, 64
-# Of the stack of expert weights, for the same reason.
+# Of the stack of expert weights: more than a device has room for, so that no copy goes unseen.
 LAYERS = 6
+
+# Rows, experts, choices of a row, model width, width of an expert.
+_EXPERTS = ((192, 256, 8, 6144, 2048), (704, 256, 8, 6144, 2048), (192, 8, 2, 192, 128))
+# Rows, outputs, inputs: GLM-5.3's key and value latents, its largest projection for decoded and
+# for prompt rows, one row by it, and the embedded model's queries: partial blocks.
+_LINEARS = (
+    *((192, 576, 6144), (192, 6144, 16384), (704, 6144, 16384), (1, 6144, 16384)),
+    *((192, 96, 192), (192, 768, 96)),
+)
 
 # Makes a ``jax.ShapeDtypeStruct`` that stands for an array.
 Shape = Callable[[tuple[int, ...], Any], Any]
@@ -29,7 +37,7 @@ class KernelCase(NamedTuple):
         function: name of the function in the operator's ``mosaic_gpu``.
         arguments: shapes of the positional arguments, made by ``Shape``.
         settings: keyword arguments.
-        flops: multiplications and additions of the matrix products, with every row at its longest.
+        flops: multiplications and additions of the matrix products.
     """
 
     operator: str
@@ -54,89 +62,53 @@ class KernelCase(NamedTuple):
 
 
 def kernel_cases() -> list[KernelCase]:
-    """All cases."""
-    formats = ("bfloat16", "fp8_planar", "float32")
+    """All cases: what bench_kernels times, experts in a taller stack."""
     return [
-        *(_index("decode", 32, 6, 32, 512, 2048, keys) for keys in formats),
-        _index("decode", 1, 1, 32, 2048, 2048, "fp8_planar"),
-        _index("decode", 8, 1, 16, 64, 256, "bfloat16"),
-        _index("decode", 8, 6, 16, 64, 256, "bfloat16"),
-        # Prompt rows are tiles of 64: 1024 rows, and 8192 rows against 128K keys.
-        _index("decode", 16, 64, 32, 512, 2048, "bfloat16"),
-        _index("decode", 128, 64, 32, 2048, 2048, "bfloat16"),
-        *(_attend(192, 64, 2048, entry) for entry in ("bfloat16", "fp8_ds_mla", "float32")),
-        _attend(6, 64, 2048, "bfloat16"),
-        _attend(8, 8, 256, "bfloat16"),
-        _experts(192, 256, 8, 6144, 2048),
-        _experts(704, 256, 8, 6144, 2048),
-        _experts(192, 8, 2, 192, 128),
+        *(_timed(problem) for problem in problems_of("gpu") if problem.operator != "expert_matmul"),
+        *(_experts(*sizes, weights) for weights in ("bfloat16", "fp8") for sizes in _EXPERTS),
+        # A prompt's rows: full tiles.
+        _experts(8192, 256, 8, 6144, 2048, "fp8"),
+        *(_linear(*sizes) for sizes in _LINEARS),
     ]
 
 
-def _index(
-    segment: str, tiles: int, rows: int, heads: int, pages: int, topk: int, keys: str
+def _timed(problem: Problem) -> KernelCase:
+    """A problem of bench_kernels."""
+
+    def arguments(shape: Shape) -> tuple[Any, ...]:
+        return jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype), shapes_of(problem))
+
+    return KernelCase(
+        operator=problem.operator,
+        name=problem.name,
+        function=problem.function,
+        arguments=arguments,
+        settings=problem.settings,
+        flops=problem.flops,
+    )
+
+
+def _experts(
+    rows: int, experts: int, choices: int, model: int, width: int, weights: str
 ) -> KernelCase:
-    """index_topk of either segment, over ``pages`` pages a request; 128 values a key."""
+    """expert_matmul with weights in bfloat16 or fp8."""
 
     def arguments(shape: Shape) -> tuple[Any, ...]:
-        return (
-            shape((tiles, rows, heads, 128), jnp.float32),
-            shape((tiles, rows, heads), jnp.float32),
-            shape((tiles, rows), jnp.int32),
-            shape((tiles, pages), jnp.int32),
-            _pool(shape, keys, 128),
-        )
+        def matrices(inputs: int, outputs: int) -> Any:
+            if weights == "fp8":
+                return _block_scaled(shape, (LAYERS, experts), outputs, inputs)
+            return shape((LAYERS, experts, inputs, outputs), jnp.bfloat16)
 
-    return KernelCase(
-        operator="index_topk",
-        name=f"{segment} {tiles}x{rows} rows, {heads} heads, {pages * PAGE_SIZE} keys {keys}",
-        function=f"index_topk_{segment}",
-        arguments=arguments,
-        settings={"topk": topk},
-        flops=2 * tiles * rows * heads * 128 * pages * PAGE_SIZE,
-    )
-
-
-def _attend(rows: int, heads: int, topk: int, entry: str) -> KernelCase:
-    """sparse_mla over ``topk`` entries of 512 + 64 values."""
-
-    def arguments(shape: Shape) -> tuple[Any, ...]:
-        return (
-            shape((rows, heads, 512), jnp.float32),
-            shape((rows, heads, 64), jnp.float32),
-            shape((rows, topk), jnp.int32),
-            shape((rows,), jnp.int32),
-            _pool(shape, entry, 576),
-        )
-
-    return KernelCase(
-        operator="sparse_mla",
-        name=f"decode {rows} rows, {heads} heads, {topk} entries {entry}",
-        function="sparse_mla_decode",
-        arguments=arguments,
-        settings={"scale": 256**-0.5},
-        flops=2 * rows * heads * topk * (576 + 512),
-    )
-
-
-def _experts(rows: int, experts: int, choices: int, model: int, width: int) -> KernelCase:
-    """expert_matmul in bfloat16."""
-
-    def arguments(shape: Shape) -> tuple[Any, ...]:
         return (
             shape((rows, model), jnp.bfloat16),
             shape((rows, choices), jnp.int32),
             shape((rows, choices), jnp.float32),
-            ExpertWeights(
-                shape((LAYERS, experts, model, 2 * width), jnp.bfloat16),
-                shape((LAYERS, experts, width, model), jnp.bfloat16),
-                shape((), jnp.int32),
-            ),
+            ExpertWeights(matrices(model, 2 * width), matrices(width, model), shape((), jnp.int32)),
         )
 
     return KernelCase(
         operator="expert_matmul",
-        name=f"{rows} rows, {choices} of {experts} experts, {model} x {width}",
+        name=f"{rows} rows, {choices} of {experts} experts, {model} x {width} {weights}",
         function="expert_matmul",
         arguments=arguments,
         settings={},
@@ -144,7 +116,28 @@ def _experts(rows: int, experts: int, choices: int, model: int, width: int) -> K
     )
 
 
-def _pool(shape: Shape, storage_format: str, width: int) -> PagedPool:
-    stored = format_of(storage_format)
-    dimensions = (PLANES, PAGES, PAGE_SIZE, stored.entry_size(width))
-    return PagedPool(shape(dimensions, stored.storage), shape((), jnp.int32), storage_format)
+def _linear(rows: int, outputs: int, inputs: int) -> KernelCase:
+    """fp8_linear with a matrix out of a stack."""
+
+    def arguments(shape: Shape) -> tuple[Any, ...]:
+        return (
+            shape((rows, inputs), jnp.bfloat16),
+            _block_scaled(shape, (LAYERS,), outputs, inputs),
+            shape((), jnp.int32),
+        )
+
+    return KernelCase(
+        operator="fp8_linear",
+        name=f"{rows} rows, {inputs} x {outputs}",
+        function="fp8_linear",
+        arguments=arguments,
+        settings={},
+        flops=2 * rows * outputs * inputs,
+    )
+
+
+def _block_scaled(shape: Shape, stack: tuple[int, ...], outputs: int, inputs: int) -> BlockScaled:
+    return BlockScaled(
+        shape((*stack, outputs, inputs), jnp.float8_e4m3fn),
+        shape((*stack, -(-outputs // BLOCK), -(-inputs // BLOCK)), jnp.float32),
+    )

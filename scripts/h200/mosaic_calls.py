@@ -18,17 +18,34 @@ _ENTRY_SUFFIX = "_mosaic_gpu_kernel"
 def shared_bytes(lowered: jax.stages.Lowered) -> dict[str, int]:
     """Bytes of dynamic shared memory by the kernel's entry name; the most, if there are several."""
     found: dict[str, int] = {}
-    seen: set[bytes] = set()
-    module_of_program: Any = lowered.compiler_ir()
-    for call in _operations(module_of_program.operation):
-        module = _mosaic_module(call)
-        if module is None or module in seen:
-            continue
-        seen.add(module)
-        name, size = _launch(module)
-        entry = f"{name}{_ENTRY_SUFFIX}"
+    for module in kernel_modules(lowered):
+        entry, size = launch(module)
         found[entry] = max(size, found.get(entry, 0))
     return found
+
+
+def kernel_modules(lowered: jax.stages.Lowered) -> tuple[bytes, ...]:
+    """The different kernels, serialised; equal ones are assembled once in a process."""
+    module_of_program: Any = lowered.compiler_ir()
+    modules = map(_mosaic_module, _operations(module_of_program.operation))
+    return tuple(dict.fromkeys(module for module in modules if module is not None))
+
+
+def launch(module: bytes) -> tuple[str, int]:
+    """Entry name and bytes of dynamic shared memory of a serialised kernel."""
+    size = 0
+    with mlir.make_ir_context() as context:
+        context.allow_unregistered_dialects = True
+        mosaic_gpu_dialect.register_dialect(context)
+        parsed = ir.Module.parse(module)
+        name = ir.StringAttr(parsed.operation.attributes["sym_name"]).value
+        for operation in _operations(parsed.operation):
+            if operation.name.endswith("gpu.launch"):
+                # The last operand, a constant.
+                constant = operation.operands[len(operation.operands) - 1].owner
+                size = ir.IntegerAttr(constant.attributes["value"]).value
+                break
+    return f"{name}{_ENTRY_SUFFIX}", size
 
 
 def _mosaic_module(operation: Any) -> bytes | None:
@@ -39,21 +56,6 @@ def _mosaic_module(operation: Any) -> bytes | None:
         return None
     config = ir.DictAttr(operation.attributes["mhlo.backend_config"])
     return ir.StringAttr(config["module"]).value_bytes
-
-
-def _launch(module: bytes) -> tuple[str, int]:
-    """Name and dynamic shared memory of a serialised kernel."""
-    with mlir.make_ir_context() as context:
-        context.allow_unregistered_dialects = True
-        mosaic_gpu_dialect.register_dialect(context)
-        parsed = ir.Module.parse(module)
-        name = ir.StringAttr(parsed.operation.attributes["sym_name"]).value
-        for operation in _operations(parsed.operation):
-            if operation.name.endswith("gpu.launch"):
-                # The last operand, a constant.
-                constant = operation.operands[len(operation.operands) - 1].owner
-                return name, ir.IntegerAttr(constant.attributes["value"]).value
-    return name, 0
 
 
 def _operations(operation: Any) -> Iterator[Any]:

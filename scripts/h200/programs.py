@@ -1,11 +1,13 @@
 """The step programs that the gate compiles, by name: a model, its engine's options, its cells."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
 from bucketing.cell import Cell
+from glm_jax.deployment.program_peak import first_layers
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.xla_flags import platform_flags
@@ -14,6 +16,8 @@ from glm_jax.model.presets import PRESETS
 from glm_jax.model_files import find_model
 
 EMBEDDED = "embedded"
+# At the end of a name: weights and cache in FP8 instead of bfloat16.
+FP8 = "@fp8"
 # Decode groups of one token and five drafts. The prefill rows of the mixed cell are one long
 # chunk's share of a step.
 GROUPS, WIDTH, PREFILL = 32, 6, 512
@@ -32,15 +36,19 @@ def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str)
     """The programs of a model.
 
     Args:
-        name: "embedded", a preset's name, or that with ":layers" for its first layers.
+        name: "embedded", a preset's name, or that with ":layers" for its first layers; each also
+            with "@fp8" for weights and cache in FP8.
         sharding: of the described device.
         implementation: of the operators.
 
     Raises:
         ValueError: the name is none of these.
     """
-    model = model_of(name)
-    lowering = Lowering(model, engine_of(model, implementation), sharding=sharding)
+    model = model_of(name.removesuffix(FP8))
+    engine = engine_of(model, implementation)
+    if name.endswith(FP8):
+        engine = dataclasses.replace(engine, weight_dtype="fp8", kv_cache_dtype="fp8_ds_mla")
+    lowering = Lowering(model, engine, sharding=sharding)
 
     def program(step: str, cell: Cell) -> Program:
         return Program(name, step, lambda: lowering.lower(cell))
@@ -49,30 +57,17 @@ def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str)
 
 
 def model_of(name: str) -> GlmConfig:
-    """The config behind a name (see ``programs_of``)."""
+    """The config behind a name without "@fp8" (see ``programs_of``)."""
     if name == EMBEDDED:
         return find_model(None).config
     preset, _, layers = name.partition(":")
     if preset not in PRESETS or not (layers.isdecimal() or layers == ""):
         raise ValueError(
             f"no model is called {name!r}; allowed: {EMBEDDED}, {', '.join(PRESETS)}, each preset "
-            'also with a number of layers ("glm-5.3:6").'
+            'also with a number of layers ("glm-5.3:6"), and each name with "@fp8".'
         )
     config = PRESETS[preset]
     return first_layers(config, int(layers)) if layers else config
-
-
-def first_layers(config: GlmConfig, layers: int) -> GlmConfig:
-    """The same model with fewer layers."""
-    if not 1 <= layers <= config.num_hidden_layers:
-        raise ValueError(
-            f"the model has {config.num_hidden_layers} layers, {layers} cannot be taken."
-        )
-    return config.replace(
-        num_hidden_layers=layers,
-        mlp_layer_types=config.mlp_layer_types[:layers],
-        indexer_types=config.indexer_types[:layers],
-    )
 
 
 def engine_of(model: GlmConfig, implementation: str) -> EngineConfig:
@@ -86,6 +81,8 @@ def engine_of(model: GlmConfig, implementation: str) -> EngineConfig:
         decode_widths=(WIDTH,),
         num_pages=4097,
         dtype="bfloat16",
+        weight_dtype="bfloat16",
+        kv_cache_dtype="bfloat16",
         layer_storage="stacked",
         layer_loop="unrolled",
         xla_flags=platform_flags("gpu"),

@@ -57,6 +57,7 @@ def test_an_unknown_option_is_an_error_that_lists_the_allowed_ones():
         ({"latent_norm_eps": 0.0}, "latent_norm_eps is 0.0"),
         ({"step_policy": "decode_first"}, "'mixed', 'prefill_first', 'alternate'"),
         ({"dtype": "float16"}, "dtype is 'float16'; allowed: 'auto', 'float32', 'bfloat16'"),
+        ({"kv_cache_dtype": "fp8"}, "allowed: 'auto', 'float32', 'bfloat16', 'fp8_ds_mla'"),
         ({"prefill_buckets": [-1]}, "prefill_buckets is"),
         ({"xla_flags": "xla_a=1"}, "xla_flags is 'xla_a=1'"),
         ({"xla_flags": ["=1"]}, 'allowed: a list of "name=value"'),

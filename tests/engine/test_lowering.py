@@ -21,6 +21,7 @@ from glm_jax.engine.runner import Runner
 from glm_jax.engine.warm_order import warm_order
 from glm_jax.model.presets import PRESETS
 from glm_jax.model.storage import ParameterStore
+from glm_jax.weights.random import fill_random
 
 CELL = Cell(64, 0, 1)
 GREEDY = SlotSettings(0.0, 0, 1.0, 0.0, 0, 0, ())
@@ -76,8 +77,9 @@ def test_lowering_knows_the_models_leaves_and_bytes(lowering, tiny_llm):
 
 
 def test_runner_refuses_another_models_weights(lowering):
-    store = ParameterStore(PRESETS["tiny-random"], dtype="float32", storage="per_layer")
-    store.fill_random(seed=0)
+    config = PRESETS["tiny-random"]
+    store = ParameterStore(config, dtype="float32", storage="per_layer")
+    fill_random(config, store.destination, seed=0)
     with pytest.raises(ValueError, match=r"are not the .* its programs take"):
         Runner(store.to_device(jax.devices()[0]), lowering)
 
@@ -90,6 +92,8 @@ def test_runner_refuses_another_models_weights(lowering):
         {"max_num_seqs": 5},
         {"max_model_len": 64},
         {"dtype": "bfloat16"},
+        {"weight_dtype": "bfloat16"},
+        {"kv_cache_dtype": "bfloat16"},
         {"decode_path": "extend"},
         {"xla_flags": ("xla_gpu_graph_min_graph_size=1",)},
         {"max_num_batched_tokens": 128},  # pieces are packed for the widest step

@@ -14,7 +14,7 @@ from bucketing.grid import Cell
 from bucketing.pack import Chunk, RankRows, SlotReset, SlotSettings, pack
 from bucketing.step_inputs import Limits
 from glm_jax.model import layer
-from glm_jax.model.cache import CacheFormat, cache_shapes
+from glm_jax.model.cache import CACHE_FORMATS, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.head import logits_of
 from glm_jax.model.layer import Form
@@ -29,7 +29,7 @@ from pallas_kernels.sparse_mla import sparse_mla_prefill
 PAGE_SIZE = 64
 # Prompts of similar length share a program.
 CELL_STEP = 256
-FLOAT32 = CacheFormat("float32")
+FLOAT32 = CACHE_FORMATS["float32"]
 
 # Programs by config and number of pages; mutated weights share one.
 _COMPILED: dict[tuple[GlmConfig, int], Callable] = {}

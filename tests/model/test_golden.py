@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+import fp8_bytes
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,10 +50,10 @@ def golden(name: str) -> Golden:
         )
 
 
-def tiny_llm(name: str) -> LLM:
+def odd_llm() -> LLM:
     """The product's front door with few cells."""
     return LLM(
-        GOLDEN / name,
+        GOLDEN / "odd",
         dtype="float32",
         latent_norm_eps=EPS,
         skip_tokenizer_init=True,
@@ -64,9 +65,9 @@ def tiny_llm(name: str) -> LLM:
 
 
 @pytest.mark.parametrize("name", ["tiny", "odd"])
-def test_logits_and_greedy_tokens_equal_transformers(name):
+def test_logits_and_greedy_tokens_equal_transformers(name, tiny_llm):
     expected = golden(name)
-    llm = tiny_llm(name)
+    llm = tiny_llm if name == "tiny" else odd_llm()
     logits = llm.logits(expected.tokens.tolist())
     assert logits.shape == expected.logits.shape
     topk, error = expected.config.index_topk, np.abs(logits - expected.logits).max(axis=-1)
@@ -180,11 +181,9 @@ def embedded():
     return found, reference
 
 
-@pytest.mark.slow
-def test_embedded_model_generates_what_transformers_generates(embedded):
-    """Up to the first tie everything is equal; after it one other key is worth some 1e-3."""
-    _, reference = embedded
-    llm = LLM(
+@pytest.fixture(scope="module")
+def embedded_llm():
+    return LLM(
         dtype="float32",
         latent_norm_eps=EPS,
         max_model_len=1792,
@@ -192,6 +191,13 @@ def test_embedded_model_generates_what_transformers_generates(embedded):
         prefill_buckets=(512,),
         grid_warm="all",
     )
+
+
+@pytest.mark.slow
+def test_embedded_model_generates_what_transformers_generates(embedded, embedded_llm):
+    """Up to the first tie everything is equal; after it one other key is worth some 1e-3."""
+    _, reference = embedded
+    llm = embedded_llm
     for number in (0, 1):
         tokens, rows = reference[f"tokens_{number}"], reference[f"rows_{number}"]
         prompt_tokens = int(reference[f"prompt_tokens_{number}"])
@@ -208,6 +214,29 @@ def test_embedded_model_generates_what_transformers_generates(embedded):
         params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
         (output,) = llm.generate([tokens[:prompt_tokens].tolist()], params)
         assert output.outputs[0].token_ids == generated
+
+
+@pytest.mark.slow
+def test_what_the_embedded_model_caches_fits_fp8_within_4_percent_of_its_norm(
+    embedded, embedded_llm
+):
+    # Through the tests' own encoder; tests/pallas_kernels/test_page_write.py holds the product's
+    # bytes against it.
+    _, reference = embedded
+    tokens = reference["tokens_0"][:512].tolist()
+    embedded_llm.logits(tokens)
+    latent, index_keys = (array[0] for array in embedded_llm.runner.snapshot())
+    written = latent[latent.any(axis=-1)]
+    assert len(written) >= len(tokens) * embedded_llm.model_config.num_hidden_layers
+    read = fp8_bytes.entry_values(fp8_bytes.entry_bytes(written))
+    assert fp8_bytes.relative_error(read, written.astype(np.float64)).max() < 0.04
+
+    keys = index_keys[index_keys.any(axis=-1)]
+    page = np.zeros((len(keys), 132), np.uint8)
+    for offset, key in enumerate(keys):
+        fp8_bytes.put_index_key(page, offset, key)
+    error = fp8_bytes.relative_error(fp8_bytes.index_keys(page), keys.astype(np.float64))
+    assert error.max() < 0.04
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.modes import full
 from glm_jax.engine.runner import Runner
-from glm_jax.model.cache import Cache, CacheFormat, cache_shapes
+from glm_jax.model.cache import CACHE_FORMATS, Cache, cache_shapes
 from glm_jax.model.layer import Form
 from glm_jax.model.presets import PRESETS
 from glm_jax.model.slots import Slots, slot_shapes
 from glm_jax.model.step import build_step
 from glm_jax.model.storage import ParameterStore, abstract_model, split_model
+from glm_jax.weights.random import fill_random
 
 LIMITS = Limits(max_num_seqs=2, pages_per_seq=8, page_size=8)
 CELL = Cell(32, 0, 1)
@@ -42,7 +43,7 @@ def runners(config):
 
 def _runner(config, storage, loop, *, dtype="float32", num_pages=17, cell=CELL):
     store = ParameterStore(config, dtype=dtype, storage=storage)
-    store.fill_random(seed=1)
+    fill_random(config, store.destination, seed=1)
     model = store.to_device(jax.devices()[0])
     engine = EngineConfig(
         max_model_len=LIMITS.pages_per_seq * LIMITS.page_size,
@@ -50,6 +51,8 @@ def _runner(config, storage, loop, *, dtype="float32", num_pages=17, cell=CELL):
         page_size=LIMITS.page_size,
         num_pages=num_pages,
         dtype=dtype,
+        weight_dtype=dtype,
+        kv_cache_dtype=dtype,
         layer_storage=storage,
         layer_loop=loop,
         kernels="xla",
@@ -105,7 +108,7 @@ def test_per_layer_storage_copies_no_weights(config):
     # Experts wide enough that a copy of one layer's would exceed all other temporaries.
     wide = config.replace(moe_intermediate_size=2048)
     merge, leaves = split_model(abstract_model(wide, dtype="float32", storage="per_layer"))
-    cache_format = CacheFormat("float32")
+    cache_format = CACHE_FORMATS["float32"]
     step = build_step(merge, Form(wide, cache_format), loop="unrolled")
     arguments = (
         leaves,

@@ -1,11 +1,13 @@
 import functools
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pallas_kernels.expert_matmul import ExpertWeights, api
 from pallas_kernels.expert_matmul.cases import CASES, ExpertMatmulCase
+from pallas_kernels.fp8 import BlockScaled
 
 LAYERS, LAYER = 3, 1
 
@@ -82,3 +84,58 @@ def test_expert_matmul_gives_a_row_the_same_bits_whatever_shares_the_step():
     shuffled = [part[order] for part in problem[:3]] + problem[3:]
     moved = _run(CASES[1], "xla", shuffled)
     np.testing.assert_array_equal(moved[order.tolist().index(7)], alone)
+
+
+# Wide enough for several blocks of 128 in every direction, the last ones partial.
+NARROW = ExpertMatmulCase("narrow", rows=40, experts=4, choices=2, model=160, width=128)
+
+
+def _block_scaled(rng: np.random.Generator, shape: tuple[int, ...]) -> BlockScaled:
+    """Random e4m3 values and scales of random matrices ``[.., outputs, inputs]``."""
+    blocks = [-(-size // 128) for size in shape[-2:]]
+    values = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.5, 2, (*shape[:-2], *blocks)) * shape[-1] ** -0.5
+    return BlockScaled(values, scales.astype(np.float32))
+
+
+def _plain(stack: BlockScaled) -> np.ndarray:
+    """``[.., inputs, outputs]`` in float64."""
+    spread = np.kron(stack.scales.astype(np.float64), np.ones((128, 128)))
+    outputs, inputs = stack.values.shape[-2:]
+    plain = stack.values.astype(np.float64) * spread[..., :outputs, :inputs]
+    return plain.swapaxes(-1, -2)
+
+
+@functools.cache
+def _narrow_weights():
+    """Of both narrow kinds and both implementations: results and what they should be."""
+    problem = _problem(NARROW)
+    problem[1][1] = NARROW.experts
+    rng = np.random.default_rng(6)
+    model, width = NARROW.model, NARROW.width
+    stack = LAYERS, NARROW.experts
+    gate_up = _block_scaled(rng, (*stack, 2 * width, model))
+    fp8 = ExpertWeights(gate_up, _block_scaled(rng, (*stack, model, width)), np.int32(LAYER))
+    bfloat16 = ExpertWeights(
+        *(array.astype(ml_dtypes.bfloat16) for array in problem[3:]), np.int32(LAYER)
+    )
+    kinds = {"fp8": fp8, "bfloat16": bfloat16}
+
+    def program(rows, kinds):
+        return {
+            (kind, implementation): api.expert_matmul(*rows, weights, implementation=implementation)
+            for kind, weights in kinds.items()
+            for implementation in ("reference", "xla")
+        }
+
+    found = jax.device_get(jax.jit(program)(problem[:3], kinds))
+    plain = {"fp8": (_plain(fp8.gate_up), _plain(fp8.down))}
+    plain["bfloat16"] = tuple(array.astype(np.float64) for array in bfloat16[:2])
+    return found, {kind: _by_hand(*problem[:3], *arrays) for kind, arrays in plain.items()}
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("kind", ["fp8", "bfloat16"])
+def test_expert_matmul_uses_narrow_weights_as_the_numbers_they_mean(kind, implementation):
+    found, expected = _narrow_weights()
+    np.testing.assert_allclose(found[kind, implementation], expected[kind], rtol=1e-5, atol=1e-5)

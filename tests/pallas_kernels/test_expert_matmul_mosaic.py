@@ -7,11 +7,20 @@ import pytest
 
 from pallas_kernels.expert_matmul import ExpertWeights, config, mosaic_gpu
 from pallas_kernels.expert_matmul.placement import place_rows
+from pallas_kernels.fp8 import BlockScaled
 
 # One shape for all that runs in Mosaic's interpreter: the tile loop, the pipeline and the stores
 # are the kernel's own, only wgmma and TMA are simulated.
 ROWS, EXPERTS, CHOICES, MODEL, WIDTH, LAYERS = 70, 4, 2, 128, 64, 2
 LAYER = 1
+
+
+def _chosen_experts(rng) -> np.ndarray:
+    chosen = [rng.permutation(EXPERTS - 1)[:CHOICES] for _ in range(ROWS)]
+    experts = np.array(chosen, np.int32)  # the last expert gets nothing
+    experts[3:] = np.where(experts[3:] == 2, 0, experts[3:])  # 0 and 1 get more than a tile
+    experts[3] = EXPERTS  # a dropped row
+    return experts
 
 
 def _problem():
@@ -20,10 +29,7 @@ def _problem():
     def normal(*shape):
         return rng.standard_normal(shape, dtype=np.float32).astype(ml_dtypes.bfloat16)
 
-    chosen = [rng.permutation(EXPERTS - 1)[:CHOICES] for _ in range(ROWS)]
-    experts = np.array(chosen, np.int32)  # the last expert gets nothing
-    experts[3:] = np.where(experts[3:] == 2, 0, experts[3:])  # 0 and 1 get more than a tile
-    experts[3] = EXPERTS  # a dropped row
+    experts = _chosen_experts(rng)
     return [
         normal(ROWS, MODEL),
         experts,
@@ -76,8 +82,44 @@ def test_expert_matmul_on_tiles_drops_rows_whatever_they_hold():
     assert not dirty[::3].any()
 
 
+def _fp8_problem(model: int, width: int = 128):
+    rng = np.random.default_rng(6)
+
+    def matrices(outputs, inputs):
+        values = rng.standard_normal((LAYERS, EXPERTS, outputs, inputs), np.float32)
+        blocks = -(-outputs // 128), -(-inputs // 128)
+        scales = rng.uniform(0.3, 1.7, (LAYERS, EXPERTS, *blocks)).astype(np.float32)
+        scales /= np.float32(inputs**0.5)  # no power of two
+        return BlockScaled(values.astype(ml_dtypes.float8_e4m3fn), scales)
+
+    return [
+        rng.standard_normal((ROWS, model), np.float32).astype(ml_dtypes.bfloat16),
+        _chosen_experts(rng),
+        rng.random((ROWS, CHOICES), np.float32),
+        matrices(2 * width, model),
+        matrices(model, width),
+    ]
+
+
+def _transposed_values(matrices: BlockScaled) -> np.ndarray:
+    """What is meant, in float64, with the inputs in rows."""
+    outputs, inputs = (np.arange(size) // 128 for size in matrices.values.shape[-2:])
+    spread = matrices.scales[..., outputs[:, None], inputs]
+    return (matrices.values.astype(np.float64) * spread).swapaxes(-1, -2)
+
+
+# 192: steps of 64 columns, and an item of down that reaches beyond the matrix.
+@pytest.mark.parametrize("model", [192, 256])
+@pytest.mark.usefixtures("mosaic_interpreter")
+def test_expert_matmul_on_tiles_with_fp8_weights_equals_a_float64_loop(model):
+    *rows, gate_up, down = _fp8_problem(model)
+    expected = _by_hand(*rows, _transposed_values(gate_up), _transposed_values(down))
+    result = _run([*rows, gate_up, down])
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
+
+
 def _placed(experts: np.ndarray, number: int):
-    place = jax.jit(place_rows, static_argnums=1)(experts, number)
+    place = jax.jit(place_rows, static_argnums=(1, 2))(experts, number, config.TILE_ROWS)
     return jax.tree.map(np.asarray, place)
 
 
@@ -119,6 +161,21 @@ def test_expert_matmul_on_tiles_refuses_what_it_cannot_multiply():
         _refused(x, experts, gates, gate_up.astype(np.float32), down)
     with pytest.raises(ValueError, match="got model width 96"):
         _refused(x[:, :96], experts, gates, gate_up[:, :, :96], down[..., :96])
+
+
+def test_expert_matmul_on_tiles_refuses_fp8_weights_that_it_cannot_read():
+    x, experts, gates, gate_up, down = _fp8_problem(128)
+    with pytest.raises(ValueError, match="got weights of block FP8 and bfloat16"):
+        _refused(x, experts, gates, gate_up, down.values.astype(ml_dtypes.bfloat16))
+    with pytest.raises(ValueError, match="got expert width 64 with block-FP8 weights"):
+        _refused(*_fp8_problem(128, width=64))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "experts", "size"), [(1536, 256, 16), (5632, 256, 32), (384, 8, 64)]
+)
+def test_fp8_tile_size_holds_the_rows_of_nearly_all_experts(assignments, experts, size):
+    assert config.fp8_tile_size(assignments, experts) == size
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,20 @@ def test_floors_are_those_of_the_table(prefill, groups, expected):
     assert expected * 0.99 < milliseconds(prefill, groups) < expected * 1.09
 
 
+@pytest.mark.parametrize(
+    ("prefill", "groups", "expected"),
+    [(0, 32, 28.51), (8192, 0, 97.05), (8192, 32, 101.21), (2048, 32, 40.15), (512, 32, 30.85)],
+)
+def test_without_any_waste_floors_are_exactly_those_of_the_table(prefill, groups, expected):
+    milliseconds = 1e3 * MODEL.floor(Cell(prefill, groups, 6), CONTEXT)
+    assert milliseconds == pytest.approx(expected, abs=0.006)
+
+
+def test_without_drafts_a_floor_has_no_passes_of_the_mtp_layer():
+    floor = H200StepTime(drafts=0).floor(Cell(0, 32, 1), CONTEXT)
+    assert 1e3 * floor == pytest.approx(18.43, abs=0.006)
+
+
 def test_a_long_prefix_costs_the_indexer():
     # 17.4 ms of index scores and top-k in the table.
     longer = milliseconds(8192, 32, prefix=122880) - milliseconds(8192, 32)

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 from jax.experimental import topologies
 
-TARGET = Path(__file__).with_name("target.txtpb")
+TARGET = Path(__file__).with_name("h200.txtpb")
 
 
 def described_device() -> jax.sharding.NamedSharding:

@@ -1,0 +1,1 @@
+"""Steps at long contexts, sparse and dense: what `scripts.bench_context` is made of."""
