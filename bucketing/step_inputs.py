@@ -133,12 +133,18 @@ class StepOutputs(NamedTuple):
         chunk_tokens: The token drawn after each chunk; meaningless where it was not sampled.
         group_tokens: The token drawn at each row of a group; draw j is at row `known - 1 + j`.
         group_accepted: Accepted drafts a; the draws 0..a are the emitted tokens.
+        expert_load: Rows of the busiest expert of any layer, and the mean over experts and layers;
+            zeros without experts.
+        expert_rows: Rows routed to each expert, layer by layer; pads reach none. They stay on the
+            device, like the hidden rows.
         hidden: Final-norm hidden rows, prefill segment first; they stay on the device.
     """
 
     chunk_tokens: Int32[Any, "ranks J"]
     group_tokens: Int32[Any, "ranks G Q"]
     group_accepted: Int32[Any, "ranks G"]
+    expert_load: Float32[Any, "ranks 2"]
+    expert_rows: Int32[Any, "ranks sparse_layers E"]
     hidden: Float32[Any, "ranks N D"]
 
 

@@ -43,6 +43,8 @@ def build_noop(*_: Any, **__: Any) -> Step:
             chunk_tokens=jnp.ones_like(inputs.chunk_slot),
             group_tokens=jnp.ones_like(inputs.group_tokens),
             group_accepted=jnp.zeros_like(inputs.group_slot),
+            expert_load=jnp.zeros((1, 2)),
+            expert_rows=jnp.zeros((1, 1, 1), jnp.int32),
             hidden=jnp.full((1, rows, 1), touched),
         )
         return cache, slots._replace(computed=slots.computed + 1), outputs

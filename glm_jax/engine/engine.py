@@ -118,6 +118,7 @@ class Engine:
         self._late: list[StreamDelta] = []
         self._faults_without_progress = 0
         self._served: Served | None = None
+        self._expert_load = 0.0, 0.0  # of the current step: most and mean rows of an expert
 
     @property
     def has_unfinished(self) -> bool:
@@ -204,7 +205,7 @@ class Engine:
         deltas, self._late = self._late, []
         clock = PhaseClock(started)
         plan: StepPlan | None = None
-        self._served = None
+        self._served, self._expert_load = None, (0.0, 0.0)
         fault = None
         try:
             with clock.phase("schedule"):
@@ -224,7 +225,9 @@ class Engine:
             self._lose_pool()
             raise
         wall_time = time.perf_counter() - started
-        record = record_of(self.steps, plan, self._served, clock.phases(), wall_time, fault)
+        record = record_of(
+            self.steps, plan, self._served, clock.phases(), wall_time, fault, self._expert_load
+        )
         self._learn(record)
         self.steps += 1
         return StepResult(deltas, record)
@@ -245,6 +248,8 @@ class Engine:
             self._fault_hook("fetch", plan)
             drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
             fetched = tuple(np.asarray(array) for array in drawn)
+            most, mean = np.asarray(outputs.expert_load)[0].tolist()
+            self._expert_load = most, mean
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
             return [self._delta(update) for update in self.scheduler.commit(plan, *fetched)]

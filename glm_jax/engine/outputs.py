@@ -79,6 +79,8 @@ class StepRecord:
         phases: host time per phase, seconds.
         wall_time: the whole step, seconds.
         fault: phase and message of a fault.
+        expert_rows_max: rows that the busiest expert of any layer got.
+        expert_rows_mean: mean over experts and layers.
     """
 
     index: int
@@ -95,6 +97,8 @@ class StepRecord:
     mode: str = ""
     mode_reason: str = ""
     pairs: int = 0
+    expert_rows_max: int = 0
+    expert_rows_mean: float = 0.0
 
 
 class StepResult(NamedTuple):
@@ -111,6 +115,7 @@ def record_of(
     phases: HostPhases,
     wall_time: float,
     fault: str | None,
+    expert_load: tuple[float, float],
 ) -> StepRecord:
     """The record of a planned step, of an idle one, or of a fault before there was a plan."""
     if plan is None:
@@ -131,4 +136,6 @@ def record_of(
         mode="" if served is None else served.mode.value,
         mode_reason="" if served is None else served.reason,
         pairs=plan.pairs,
+        expert_rows_max=int(expert_load[0]),
+        expert_rows_mean=expert_load[1],
     )

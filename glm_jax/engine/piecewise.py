@@ -64,6 +64,7 @@ class PiecewiseStep:
         slots, rows, x, selection = program("embed")(self._embed, slots, inputs)
         self.dispatches = 2
         segments = ("chunks",) * chunks + ("groups",) * groups
+        expert_rows = []
         for layer in self._layers:
             kind = "full" if layer.full else "shared"
             before = program(f"before_{kind}")
@@ -80,9 +81,11 @@ class PiecewiseStep:
                     )
                 else:
                     values = attend(block, queries, cache, rows, values, selection, layer.planes)
-            x = program(layer.after_kind)(*layer.after, x, values, rows)
+            x, counts = program(layer.after_kind)(*layer.after, x, values, rows)
+            if counts is not None:
+                expert_rows.append(counts)
             self.dispatches += 2 + len(segments)
-        slots, outputs = program("head")(*self._ends, x, slots, inputs)
+        slots, outputs = program("head")(*self._ends, x, tuple(expert_rows), slots, inputs)
         return cache, slots, outputs
 
 

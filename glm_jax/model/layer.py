@@ -17,7 +17,7 @@ from glm_jax.model.cache import Cache, CacheFormat
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.indexer import Indexer, IndexRows
 from glm_jax.model.mlp import Mlp
-from glm_jax.model.moe import MoeLayer
+from glm_jax.model.moe import MoeLayer, MoeRows
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
 from glm_jax.model.rows import Rows
@@ -66,6 +66,7 @@ class Stream(NamedTuple):
     x: Float[Array, "N D"]
     cache: Cache
     selection: Selection
+    expert_rows: Int[Array, "sparse_layers E"]
 
 
 class Layer(NamedTuple):
@@ -76,6 +77,7 @@ class Layer(NamedTuple):
     feed_forward: Mlp | MoeLayer
     plane: int | Int[Array, ""]
     index_plane: int | Int[Array, ""]
+    sparse_before: int | Int[Array, ""]  # layers with experts in front of this one
 
 
 class Planes(NamedTuple):
@@ -106,8 +108,13 @@ def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
         second = _rows(queries, slice(split, None)), _rows(selection, slice(split, None))
         parts.append(attend_groups(*second, cache, planes, up, form))
     values = jnp.concatenate(parts)
-    x = after_attention(layer.block, layer.feed_forward, stream.x, values, rows.valid, form)
-    return Stream(x, cache, selection)
+    x, expert_rows = after_attention(
+        layer.block, layer.feed_forward, stream.x, values, rows.valid, form
+    )
+    counts = stream.expert_rows
+    if expert_rows is not None:
+        counts = counts.at[layer.sparse_before].set(expert_rows)
+    return Stream(x, cache, selection, counts)
 
 
 def before_attention(
@@ -208,14 +215,19 @@ def after_attention(
     values: Float[Array, "N H U"],
     valid: Bool[Array, " N"],
     form: Form,
-) -> Float[Array, "N D"]:
-    """Add what attention brought, then the feed-forward; pad rows reach no expert."""
+) -> tuple[Float[Array, "N D"], Int[Array, " E"] | None]:
+    """Add what attention brought, then the feed-forward; pad rows reach no expert.
+
+    Returns:
+        The rows; how many of them each expert got, None in a dense layer.
+    """
     config = form.config
     x = x + block.attention.combine(values, form.kernels).astype(x.dtype)
     h = rms_norm(x, block.post_norm[...], config.rms_norm_eps)
     if isinstance(feed_forward, MoeLayer):
-        return x + feed_forward(h, valid, config, form.kernels)
-    return x + feed_forward(h, form.kernels)
+        routed: MoeRows = feed_forward(h, valid, config, form.kernels)
+        return x + routed.x, routed.expert_rows
+    return x + feed_forward(h, form.kernels), None
 
 
 def _scale(config: GlmConfig) -> float:

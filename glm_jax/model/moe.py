@@ -30,6 +30,13 @@ class Moe(nnx.Module):
         self.shared = Mlp({"gate_up": arrays["shared_gate_up"], "down": arrays["shared_down"]})
 
 
+class MoeRows(NamedTuple):
+    """What a sparse feed-forward makes of its rows."""
+
+    x: Float[Array, "N D"]
+    expert_rows: Int[Array, " E"]  # how many of them reach each expert
+
+
 class MoeLayer(NamedTuple):
     """One sparse feed-forward.
 
@@ -47,7 +54,7 @@ class MoeLayer(NamedTuple):
         valid: Bool[Array, " N"],
         config: GlmConfig,
         kernels: str | None,
-    ) -> Float[Array, "N D"]:
+    ) -> MoeRows:
         """Routed plus shared experts; rows that are not valid reach no expert."""
         moe = self.moe
         chosen, gates = route(x, self._own(moe.router), self._own(moe.router_bias), config)
@@ -56,7 +63,12 @@ class MoeLayer(NamedTuple):
         routed = expert_matmul(x, experts, gates, weights, implementation=kernels)
         own = moe.shared if self.place is None else module_of_layer(moe.shared, self.place)
         shared = own(x, kernels)
-        return (routed + shared.astype(jnp.float32)).astype(x.dtype)
+        # Comparisons and a sum, as the operator itself counts: a scatter would be slow on a CPU.
+        reached = experts.reshape(-1, 1) == jnp.arange(config.n_routed_experts)
+        return MoeRows(
+            (routed + shared.astype(jnp.float32)).astype(x.dtype),
+            jnp.sum(reached, axis=0, dtype=jnp.int32),
+        )
 
     def _own(self, weights: nnx.Param) -> Array:
         return weights[...] if self.place is None else weights[self.place]

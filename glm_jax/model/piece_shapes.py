@@ -77,7 +77,11 @@ def piece_arguments(
         arguments["after_dense"] = block, first["mlps"], x, values, rows
     if "moes" in first:
         arguments["after_moe"] = block, first["moes"], x, values, rows
-    arguments["head"] = _shapes(model.norm), _shapes(model.head), x, slots, inputs
+    ends = _shapes(model.norm), _shapes(model.head)
+    config = pieces.config
+    counts = jax.ShapeDtypeStruct((config.n_routed_experts,), np.int32)
+    sparse_layers = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+    arguments["head"] = *ends, x, (counts,) * sparse_layers, slots, inputs
     return arguments
 
 

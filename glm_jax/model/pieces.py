@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.cache import Cache
 from glm_jax.model.compact_rows import CompactRows, compact_rows, places_of
+from glm_jax.model.config import GlmConfig
 from glm_jax.model.draw import draw_tokens
 from glm_jax.model.indexer import IndexRows
 from glm_jax.model.layer import (
@@ -79,6 +80,11 @@ class Pieces:
         groups = ("blocks", "indexers", "mlps", "moes")
         self._merge = {name: merger_of(model, name) for name in groups if getattr(model, name)}
 
+    @property
+    def config(self) -> GlmConfig:
+        """The model's config."""
+        return self._form.config
+
     def functions(self) -> Mapping[str, Function]:
         """Every kind of piece and what it donates, by name."""
         return {
@@ -91,7 +97,7 @@ class Pieces:
             "groups_shared": Function(self.groups_shared, (4,)),
             "after_dense": Function(partial(self.after, "mlps"), (2,)),
             "after_moe": Function(partial(self.after, "moes"), (2,)),
-            "head": Function(self.head, (3,)),
+            "head": Function(self.head, (4,)),
         }
 
     def embed(
@@ -246,7 +252,7 @@ class Pieces:
         x: Float[Array, "n D"],
         values: Values,
         rows: CompactRows,
-    ) -> Float[Array, "n D"]:
+    ) -> tuple[Float[Array, "n D"], Int[Array, " E"] | None]:
         """Add attention and the feed-forward; ``group`` ("mlps" or "moes") is static."""
         return after_attention(
             self._merge["blocks"](block),
@@ -262,10 +268,14 @@ class Pieces:
         norm: Float[Array, " D"],
         head: Float[Array, "V D"],
         x: Float[Array, "n D"],
+        expert_rows: tuple[Int[Array, " E"], ...],
         slots: Slots,
         inputs: StepInputs,
     ) -> tuple[Slots, StepOutputs]:
-        """Norm, draw, advance the slots; hidden rows go back to the layout of the inputs."""
+        """Norm, draw, advance the slots; hidden rows go back to the layout of the inputs.
+
+        ``expert_rows`` has the counts of every layer with experts.
+        """
         one, inputs = _first(slots), _first(inputs)
         hidden = rms_norm(x, norm, self._form.config.rms_norm_eps)
         rows = self._rows(one, inputs)
@@ -273,7 +283,9 @@ class Pieces:
         one, drawn = draw_tokens(head, hidden, one, rows, inputs, place)
         safe = jnp.minimum(place, x.shape[0] - 1)
         laid_out = jnp.where(rows.valid[:, None], hidden[safe], 0.0)
-        return _with_rank((one, drawn.outputs(laid_out)))
+        experts = self._form.config.n_routed_experts
+        counts = jnp.stack(expert_rows) if expert_rows else jnp.zeros((0, experts), jnp.int32)
+        return _with_rank((one, drawn.outputs(laid_out, counts)))
 
     def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""

@@ -41,9 +41,9 @@ def build_step(merge: Callable[[list], Transformer], form: Form, *, loop: str) -
         context = Context(form, rows, turn, slots.page_table)
         topk = selection_width(form, slots, page_size)
         x = model.embed[...][rows.tokens].astype(form.dtype)
-        hidden, cache = run_layers(model, x, cache, context, loop=loop, topk=topk)
-        slots, drawn = draw_tokens(model.head[...], hidden, slots, rows, inputs)
-        return cache, slots, drawn.outputs(hidden)
+        stream = run_layers(model, x, cache, context, loop=loop, topk=topk)
+        slots, drawn = draw_tokens(model.head[...], stream.x, slots, rows, inputs)
+        return stream.cache, slots, drawn.outputs(stream.x, stream.expert_rows)
 
     return over_ranks(step_rank)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -76,17 +77,19 @@ def run_layers(
     *,
     loop: str,
     topk: int,
-) -> tuple[Float[Array, "N D"], Cache]:
+) -> Stream:
     """All decoder layers and the final norm; ``topk`` is the width of the selection."""
     config = context.form.config
-    stream = Stream(x, cache, empty_selection(x.shape[0], topk))
+    sparse_layers = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+    counts = jnp.zeros((sparse_layers, config.n_routed_experts), jnp.int32)
+    stream = Stream(x, cache, empty_selection(x.shape[0], topk), counts)
     for run in _runs(config, loop):
         if run.repeats == 1:
             for layer in range(run.first, run.first + run.period):
                 stream = run_layer(layer_at(model, config, layer, 0, 0), stream, context)
         else:
             stream = _scan_run(model, run, stream, context)
-    return rms_norm(stream.x, model.norm[...], config.rms_norm_eps), stream.cache
+    return stream._replace(x=rms_norm(stream.x, model.norm[...], config.rms_norm_eps))
 
 
 def layer_at(
@@ -112,6 +115,7 @@ def layer_at(
         feed_forward=model.member(group, index),
         plane=plane,
         index_plane=rank(full),
+        sparse_before=rank(sparse),
     )
 
 
@@ -125,7 +129,7 @@ def _scan_run(model: Transformer, run: _Run, stream: Stream, context: Context) -
             )
         return carry, None
 
-    return jax.lax.scan(body, stream, jax.numpy.arange(run.repeats))[0]
+    return jax.lax.scan(body, stream, jnp.arange(run.repeats))[0]
 
 
 def _runs(config: GlmConfig, loop: str) -> Iterator[_Run]:

@@ -5,8 +5,8 @@ Maths, for row n with experts e_x and gates g_x:
     out[n] = sum_x g_x * down[e_x]^T (silu(a) * b),   [a, b] = gate_up[e_x]^T x[n]
 
 An expert id equal to E (one past the last) drops the assignment: pad rows use it, cost nothing and
-yield zeros. The sum over x is taken in the given order, in float32. Weights in block FP8 count as the
-float32 numbers that they mean; plain ones of another dtype than the rows are cast to it.
+yield zeros. The sum over x is taken in the given order, in float32. Weights in block FP8 count as
+the float32 numbers that they mean; plain ones of another dtype than the rows are cast to it.
 """
 
 from jaxtyping import Array, Float, Int
