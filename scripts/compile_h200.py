@@ -6,12 +6,11 @@
 Needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version (--no-deps), and ptxas
 with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a
 case did not compile, one of our kernels spills registers or has its tensor-core instructions
-serialised, a program is not ONE command buffer, or it copies weights.
+serialised, a program is not ONE command buffer, or it copies weights or the cache.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from scripts.h200.assembler import Assembler
 from scripts.h200.compilation import Compiled, compile_program
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import programs_of
+from scripts.kernels.facts import facts_of
 
 KERNEL_COLUMNS = (
     "kernel",
@@ -103,6 +103,8 @@ def check_programs(
             if not compiled.thunks.one_buffer:
                 first = ", ".join(compiled.thunks.culprits)
                 problems += (f"not one command buffer; outside: {first}",)
+            if compiled.aliased_bytes < program.cache_bytes:
+                problems += ("the cache is copied: not all of it is written in place",)
             for copy in compiled.weight_copies:
                 problems += (f"{copy.name} copies {copy.size >> 20} MiB of weights",)
             yield Result("program", title, compiled, compiled.flops, problems)
@@ -156,23 +158,6 @@ def as_json(result: Result, facts: dict[str, Any]) -> dict[str, Any]:
     line["temporaries"] = [value._asdict() for value in compiled.temporaries]
     line["xla_spills"] = {kernel.name: kernel.spilled for kernel in compiled.xla_spills}
     return line | {"thunks": compiled.thunks._asdict()}
-
-
-def facts_of(sharding: jax.sharding.NamedSharding) -> dict[str, Any]:
-    """What the figures depend on."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    device = next(iter(sharding.mesh.devices.flat))
-    return {
-        "device": f"{device.device_kind} (described)",
-        "jax": jax.__version__,
-        "commit": commit.stdout.strip() or None,
-    }
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
@@ -236,7 +221,8 @@ def main() -> int:
     console, results = Console(width=WIDTH), []
     with tempfile.TemporaryDirectory() as folder:
         sharding, assembler = described_device(), Assembler(Path(folder))
-        facts = facts_of(sharding) | {"ptxas": assembler.version}
+        device = next(iter(sharding.mesh.devices.flat))
+        facts = facts_of(f"{device.device_kind} (described)") | {"ptxas": assembler.version}
         sources = []
         if options.kernels is not None:
             sources.append(check_kernels(options.kernels, sharding, assembler))

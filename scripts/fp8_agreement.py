@@ -41,7 +41,9 @@ FORMS = {
     "fp8_ds_mla cache": {"weight_dtype": "float32", "kv_cache_dtype": "fp8_ds_mla"},
     "both": {"weight_dtype": "fp8", "kv_cache_dtype": "fp8_ds_mla"},
 }
-BATCH = 8
+BATCH, CHUNK = 8, 512
+# Columns of the printed table, wherever it is printed to.
+WIDTH = 120
 
 
 class Agreement(NamedTuple):
@@ -80,7 +82,7 @@ def read_prompts(folder: Path, count: int, length: int) -> list[list[int]]:
 
 
 def start(folder: Path, form: dict[str, str], length: int) -> LLM:
-    """A model with one cell for prompts and one for decoding, compiled."""
+    """A model with one bucket of prompt rows and one of decode rows, compiled."""
     return LLM(
         folder,
         **form,
@@ -88,6 +90,9 @@ def start(folder: Path, form: dict[str, str], length: int) -> LLM:
         skip_tokenizer_init=True,
         max_model_len=length,
         max_num_seqs=BATCH,
+        max_num_batched_tokens=CHUNK,
+        prefill_buckets=(CHUNK,),
+        group_buckets=(BATCH,),
         grid_warm="all",
     )
 
@@ -194,7 +199,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """Print one line per form."""
-    console = Console()
+    console = Console(width=WIDTH)
     console.print({key: value for key, value in report.items() if key != "forms"})
     table = Table(box=None)
     for heading in ("", "identical", "tokens equal", "first difference", "margin there"):

@@ -20,7 +20,7 @@ from glm_jax.model.mlp import Mlp
 from glm_jax.model.moe import MoeLayer, MoeRows
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import Rotation
-from glm_jax.model.rows import Rows
+from glm_jax.model.rows import TILE_ROWS, WIDE_TILE_ROWS, Rows
 from glm_jax.model.selection import Keys, select
 from pallas_kernels.page_write import page_write
 from pallas_kernels.sparse_mla import (
@@ -49,6 +49,11 @@ class Form(NamedTuple):
     decode_path: str = "groups"
     kernels: str | None = None
     dtype: str = "float32"
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a prefill tile, at most."""
+        return WIDE_TILE_ROWS if self.kernels == "xla" else TILE_ROWS
 
 
 class Context(NamedTuple):

@@ -289,7 +289,13 @@ class Pieces:
 
     def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""
-        return build_rows(slots, inputs, page_size=self._page_size, pool_entries=0)
+        return build_rows(
+            slots,
+            inputs,
+            page_size=self._page_size,
+            pool_entries=0,
+            tile_rows=self._form.tile_rows,
+        )
 
     def _up(self, block: Member) -> UpProjections:
         return self._merge["blocks"](block).attention.up(self._form.dtype)

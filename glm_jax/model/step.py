@@ -36,7 +36,13 @@ def build_step(merge: Callable[[list], Transformer], form: Form, *, loop: str) -
         model = merge(params)
         slots = update_slots(slots, inputs)
         _, pages, page_size, _ = cache.latent.shape
-        rows = build_rows(slots, inputs, page_size=page_size, pool_entries=pages * page_size)
+        rows = build_rows(
+            slots,
+            inputs,
+            page_size=page_size,
+            pool_entries=pages * page_size,
+            tile_rows=form.tile_rows,
+        )
         turn = rotation(rows.positions, config.qk_rope_head_dim, config.rope_theta)
         context = Context(form, rows, turn, slots.page_table)
         topk = selection_width(form, slots, page_size)

@@ -58,6 +58,7 @@ class Operators:
                 *jax.tree.map(lambda array: array[0], (slots, inputs)),
                 page_size=PAGE_SIZE,
                 pool_entries=entries,
+                tile_rows=steps.lowering.form.tile_rows,
             )
         )
         self._indexer = {work: jax.jit(functools.partial(_index, steps, work)) for work in WORKS}

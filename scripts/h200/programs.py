@@ -25,11 +25,12 @@ CELLS = {"decode": Cell(0, GROUPS, WIDTH), "mixed": Cell(PREFILL, GROUPS, WIDTH)
 
 
 class Program(NamedTuple):
-    """One step program, not lowered yet."""
+    """One step program, not lowered yet, and the bytes of the cache that it writes in place."""
 
     model: str
     step: str
     lower: Callable[[], jax.stages.Lowered]
+    cache_bytes: int
 
 
 def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str) -> list[Program]:
@@ -50,8 +51,10 @@ def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str)
         engine = dataclasses.replace(engine, weight_dtype="fp8", kv_cache_dtype="fp8_ds_mla")
     lowering = Lowering(model, engine, sharding=sharding)
 
+    cache_bytes = lowering.page_bytes * engine.pool_pages
+
     def program(step: str, cell: Cell) -> Program:
-        return Program(name, step, lambda: lowering.lower(cell))
+        return Program(name, step, lambda: lowering.lower(cell), cache_bytes)
 
     return [program(step, cell) for step, cell in CELLS.items()]
 
