@@ -1,6 +1,6 @@
 """Makes the reference outputs of tests/golden/ with transformers' GlmMoeDsaForCausalLM.
 
-    python -m scripts.make_golden                    # random checkpoints tests/golden/{tiny,odd}
+    python -m scripts.make_golden                    # checkpoints tests/golden/{tiny,odd,mtp}
     python -m scripts.make_golden --embedded FOLDER  # tests/golden/embedded.npz of a checkpoint
 
 Needs torch, transformers and tokenizers (made with torch 2.13.0 and transformers 5.24.0, on a CPU)
@@ -25,10 +25,20 @@ import torch
 import transformers
 
 from scripts.oracle.model import Trace, load, load_dequantised, traced
-from scripts.oracle.random_checkpoint import RECIPES, Recipe, build_config, write_checkpoint
+from scripts.oracle.mtp import Mtp, load_mtp
+from scripts.oracle.random_checkpoint import (
+    MTP_RECIPE,
+    RECIPES,
+    Recipe,
+    build_config,
+    write_checkpoint,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
 GENERATED = 16
+NUM_DRAFTS = 5
+# Rows behind which the MTP layer drafts, counted from the last one of the prompt.
+DRAFT_ROWS = (0, 3)
 
 # Smallest allowed distance between the last selected and the first rejected candidate.
 INDEX_MARGIN = 3e-4
@@ -61,7 +71,7 @@ def continue_and_trace(
         eos_token_id=None,
         pad_token_id=0,
     )
-    with traced(model) as trace:
+    with traced(model.model.layers) as trace:
         logits = model(tokens, use_cache=False).logits[0]
     greedy = logits[len(prompt) - 1 : -1].argmax(-1)
     assert torch.equal(greedy, tokens[0, len(prompt) :]), "cached and one-shot greedy tokens differ"
@@ -103,6 +113,60 @@ def make_random(name: str, recipe: Recipe) -> None:
             }
             save(GOLDEN / name / "reference.npz", reference)
             return
+
+
+def make_mtp(recipe: Recipe) -> None:
+    """As `make_random`, for a checkpoint with an MTP layer, and what that layer makes of it."""
+    config = build_config(recipe.sizes)
+    folder = GOLDEN / "mtp"
+    for seed in itertools.count(recipe.seed):
+        write_checkpoint(folder, config, seed)
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(config.vocab_size, (recipe.prompt_tokens,), generator=generator)
+        model, mtp = load_mtp(folder)
+        tokens, logits, trace = continue_and_trace(model, prompt)
+        drafted, mtp_trace = draft_and_trace(model, mtp, tokens, recipe.prompt_tokens)
+        reached = [token_margin(drafted[f"{kind}_logits"]).min() for kind in ("shared", "indexed")]
+        margins = (
+            min(map(np.min, trace.index_margin + mtp_trace.index_margin)),
+            min(map(np.min, trace.router_margin + mtp_trace.router_margin)),
+            min(token_margin(logits[recipe.prompt_tokens - 1 : -1]).min(), *reached),
+        )
+        print("mtp seed", seed, *(f"{margin:.1e}" for margin in margins))
+        if np.greater_equal(margins, (INDEX_MARGIN, ROUTER_MARGIN, TOKEN_MARGIN)).all():
+            reference = {
+                "tokens": tokens.astype(np.int32),
+                "prompt_tokens": np.array(recipe.prompt_tokens, np.int32),
+                **drafted,
+            }
+            save(folder / "reference.npz", reference)
+            return
+
+
+@torch.no_grad()
+def draft_and_trace(
+    model: transformers.GlmMoeDsaForCausalLM, mtp: Mtp, tokens: np.ndarray, prompt_tokens: int
+) -> tuple[dict[str, np.ndarray], Trace]:
+    """Return the MTP layer's first pass over all tokens but the last, and drafts from some rows."""
+    ids = torch.from_numpy(tokens)
+    hidden = model.model(ids[None, :-1], use_cache=False).last_hidden_state[0]
+    rows = [prompt_tokens - 1 + row for row in DRAFT_ROWS]
+    with traced([mtp.layer]) as trace:
+        first = mtp.first_pass(hidden, ids[1:])
+        drafts = {
+            kind: [mtp.draft(first, row, NUM_DRAFTS, share=kind == "shared") for row in rows]
+            for kind in ("shared", "indexed")
+        }
+    arrays = {
+        "hidden": first.y.numpy(),
+        "logits": mtp.head(first.y).numpy(),
+        "selected": np.packbits(trace.selected[0], axis=-1),
+        "draft_rows": np.array(rows, np.int32),
+    }
+    for kind, pairs in drafts.items():
+        arrays[f"{kind}_drafts"] = np.array([tokens for tokens, _ in pairs], np.int32)
+        arrays[f"{kind}_logits"] = np.stack([logits for _, logits in pairs])
+    return arrays, trace
 
 
 def make_embedded(folder: Path) -> None:
@@ -181,6 +245,7 @@ def main() -> None:
     else:
         for name, recipe in RECIPES.items():
             make_random(name, recipe)
+        make_mtp(MTP_RECIPE)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Two arrays for the whole model, donated to each step and updated in place. They 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -100,8 +101,12 @@ def entry_bytes(config: GlmConfig, cache_format: CacheFormat) -> int:
     return sum(spec.size * spec.dtype.itemsize for spec in shapes)
 
 
+@lru_cache(maxsize=8)
 def make_zeros(shapes: Cache) -> Callable[[], Cache]:
-    """A compiled program that makes a zero cache on the device, where a host copy would not fit."""
+    """A compiled program that makes a zero cache on the device, where a host copy would not fit.
+
+    Engines of one process whose caches are alike share it.
+    """
 
     def zeros() -> Cache:
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), shapes)

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +35,44 @@ def load(folder: Path, implementation: dict[str, str] = PLAIN) -> GlmMoeDsaForCa
 
 def load_dequantised(folder: Path, implementation: dict[str, str] = PLAIN) -> GlmMoeDsaForCausalLM:
     """Load a checkpoint that may be block FP8 and may have an MTP layer, which is left out."""
+    config, tensors = read_dequantised(folder)
+    mtp = mtp_prefix(config)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(mtp)}
+    return load_tensors(config, kept, implementation)
+
+
+def read_dequantised(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the parsed config without its quantisation, and every tensor in float32."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config", None)
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= safetensors.torch.load_file(file)
-    mtp = f"model.layers.{config['num_hidden_layers']}."
     plain = {
         name: dequantise(tensor, tensors.get(f"{name}_scale_inv"))
         for name, tensor in tensors.items()
-        if not name.endswith("_scale_inv") and not name.startswith(mtp)
+        if not name.endswith("_scale_inv")
     }
+    return config, plain
+
+
+def mtp_prefix(config: dict[str, Any]) -> str:
+    """Return what the names of the MTP layer's tensors start with."""
+    return f"model.layers.{config['num_hidden_layers']}."
+
+
+def load_tensors(
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    implementation: dict[str, str] = PLAIN,
+) -> GlmMoeDsaForCausalLM:
+    """Load a model from a parsed config and its tensors, as `load` does."""
     with tempfile.TemporaryDirectory() as temporary:
         target = Path(temporary)
         (target / "config.json").write_text(json.dumps(config))
-        safetensors.torch.save_file(plain, target / "model.safetensors", metadata={"format": "pt"})
+        safetensors.torch.save_file(
+            tensors, target / "model.safetensors", metadata={"format": "pt"}
+        )
         return load(target, implementation)
 
 
@@ -65,7 +88,7 @@ def dequantise(tensor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor
 
 @dataclass
 class Trace:
-    """What one forward selected, per layer, and by how much.
+    """What forwards selected, per layer, and by how much.
 
     Attributes:
         selected: bool [T, T] (row, key) of each layer, causal.
@@ -110,8 +133,8 @@ class TopkMargins(TorchFunctionMode):
 
 
 @contextmanager
-def traced(model: GlmMoeDsaForCausalLM) -> Generator[Trace]:
-    """Collect a Trace from the forward of one sequence that runs inside the context."""
+def traced(layers: Iterable[torch.nn.Module]) -> Generator[Trace]:
+    """Collect a Trace from forwards of one sequence through these layers inside the context."""
     trace = Trace()
     watch = TopkMargins()
 
@@ -136,7 +159,7 @@ def traced(model: GlmMoeDsaForCausalLM) -> Generator[Trace]:
         trace.selected.append(mask.tril().numpy())
 
     handles = []
-    for layer in model.model.layers:
+    for layer in layers:
         handles.append(layer.self_attn.register_forward_hook(note_attention))
         if layer.self_attn.indexer is not None:
             handles.append(layer.self_attn.indexer.register_forward_pre_hook(watch_module))

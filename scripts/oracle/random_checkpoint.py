@@ -95,12 +95,42 @@ RECIPES = {
 }
 
 
+# One MTP layer on a short target. More than two heads and an odd number of them, few powers of two.
+MTP_RECIPE = Recipe(
+    seed=13,
+    prompt_tokens=48,
+    sizes={
+        "vocab_size": 120,
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "moe_intermediate_size": 12,
+        "num_attention_heads": 3,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 18,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_topk": 16,
+        "index_n_heads": 16,
+        "index_head_dim": 20,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "indexer_types": ["full", "full", "shared"],
+        "num_nextn_predict_layers": 1,
+        "index_share_for_mtp_iteration": True,
+    },
+)
+
+
 def build_config(sizes: dict) -> GlmMoeDsaConfig:
     """Return the config of a recipe."""
     return GlmMoeDsaConfig(
         architectures=["GlmMoeDsaForCausalLM"],
-        **COMMON,
-        **sizes,
+        **(COMMON | sizes),
         num_hidden_layers=len(sizes["indexer_types"]),
         num_key_value_heads=sizes["num_attention_heads"],
         first_k_dense_replace=sizes["mlp_layer_types"].count("dense"),
@@ -134,19 +164,32 @@ class Weights:
             c.vocab_size, c.hidden_size
         ).bfloat16()
         for layer in range(c.num_hidden_layers):
-            prefix = f"model.layers.{layer}."
-            self._norm(prefix + "input_layernorm", c.hidden_size)
-            self._norm(prefix + "post_attention_layernorm", c.hidden_size)
-            self._attention(prefix + "self_attn.")
-            if c.indexer_types[layer] == "full":
-                self._indexer(prefix + "self_attn.indexer.")
-            if c.mlp_layer_types[layer] == "sparse":
-                self._experts(prefix + "mlp.")
-            else:
-                self._mlp(prefix + "mlp.", c.intermediate_size)
+            full, sparse = c.indexer_types[layer] == "full", c.mlp_layer_types[layer] == "sparse"
+            self._layer(f"model.layers.{layer}.", full=full, sparse=sparse)
         self._norm("model.norm", c.hidden_size)
         self._linear("lm_head", c.vocab_size, c.hidden_size, gain=1.5)
+        if c.num_nextn_predict_layers:
+            self._mtp(f"model.layers.{c.num_hidden_layers}.")
         return self.tensors
+
+    def _layer(self, prefix: str, *, full: bool, sparse: bool) -> None:
+        c = self.config
+        self._norm(prefix + "input_layernorm", c.hidden_size)
+        self._norm(prefix + "post_attention_layernorm", c.hidden_size)
+        self._attention(prefix + "self_attn.")
+        if full:
+            self._indexer(prefix + "self_attn.indexer.")
+        if sparse:
+            self._experts(prefix + "mlp.")
+        else:
+            self._mlp(prefix + "mlp.", c.intermediate_size)
+
+    def _mtp(self, prefix: str) -> None:
+        hidden = self.config.hidden_size
+        self._layer(prefix, full=True, sparse=True)
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            self._norm(prefix + name, hidden)
+        self._linear(prefix + "eh_proj", hidden, 2 * hidden)
 
     def _attention(self, prefix: str) -> None:
         c = self.config

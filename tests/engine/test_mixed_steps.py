@@ -20,10 +20,11 @@ SCHEDULES = 300
 
 @pytest.mark.slow
 def test_random_schedules_give_every_request_its_tokens_alone(tiny_llm, capsys):
+    programs = len(tiny_llm.runner.programs)
     seen = fuzz(tiny_llm, schedules=SCHEDULES, seed=0)
     with capsys.disabled():
         print(f"\n{SCHEDULES} random schedules: {dict(sorted(seen.items()))}")  # noqa: T201
-    assert seen["programs"] <= 12
+    assert seen["programs"] == programs
     assert seen["close decisions"] <= seen["requests"] / 100
     # The draw must reach what it is meant to test.
     assert seen["preemptions"] >= SCHEDULES / 10

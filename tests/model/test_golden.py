@@ -51,7 +51,7 @@ def golden(name: str) -> Golden:
 
 
 def odd_llm() -> LLM:
-    """The product's front door with few cells."""
+    """The product's front door with two cells: a prompt alone, and its tokens."""
     return LLM(
         GOLDEN / "odd",
         dtype="float32",
@@ -60,7 +60,8 @@ def odd_llm() -> LLM:
         max_model_len=128,
         max_num_seqs=1,
         max_num_batched_tokens=64,
-        grid_warm="all",
+        execution_mode="full",
+        grid_cells=((64, 0, 1), (0, 1, 1)),
     )
 
 
@@ -188,8 +189,8 @@ def embedded_llm():
         latent_norm_eps=EPS,
         max_model_len=1792,
         max_num_seqs=1,
-        prefill_buckets=(512,),
-        grid_warm="all",
+        execution_mode="full",
+        grid_cells=((512, 0, 1), (0, 1, 1)),
     )
 
 
