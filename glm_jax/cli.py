@@ -25,7 +25,7 @@ from glm_jax.demo.prompts import make_prompts
 from glm_jax.demo.report import report
 from glm_jax.demo.scenario import Scenario
 from glm_jax.demo.table import live_run, run_line, summary
-from glm_jax.deployment import command as deployment
+from glm_jax.deployment import options as deployment
 
 _SCENARIO_FLAGS = {
     "requests": "requests that are decoding when the long prompt arrives",
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     deployment.add_arguments(plan)
-    plan.set_defaults(run=deployment.run)
+    plan.set_defaults(run=_plan)
     return parser
 
 
@@ -160,6 +160,10 @@ def _grid_show(options: argparse.Namespace) -> int:
     show = importlib.import_module("glm_jax.grid_show")
     show.run(options.model, engine_options(options), png=options.png)
     return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    return importlib.import_module("glm_jax.deployment.command").run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

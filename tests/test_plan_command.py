@@ -1,6 +1,5 @@
 """`glm-jax plan`: its figures are those of the model's published sizes; nothing is compiled."""
 
-import importlib.util
 import json
 
 import jax
@@ -10,13 +9,11 @@ from bucketing.cell import Cell
 from bucketing.programs import CompileReport
 from glm_jax.cli import main
 from glm_jax.deployment import program_peak
-from glm_jax.deployment.cache_bytes import index_key_bytes, latent_bytes, token_bytes
 from glm_jax.deployment.deployment import Deployment
 from glm_jax.deployment.plan import ProgramNeed, make_plan
 from glm_jax.deployment.weight_bytes import weight_parts
 from glm_jax.model.presets import PRESETS
 from glm_jax.model.storage import abstract_model, split_model
-from pallas_kernels.formats import format_of
 
 GLM = PRESETS["glm-5.3"]
 UNKNOWN = ProgramNeed({}, "unknown")
@@ -73,17 +70,10 @@ def test_weights_take_what_the_model_is_laid_out_with(dtype):
 
 
 def test_a_token_takes_the_published_bytes_with_and_without_mtp():
-    assert token_bytes(GLM, "fp8_ds_mla", mtp=False) == 656 * 78 + 132 * 21 == 53_940
-    assert token_bytes(GLM, "fp8_ds_mla", mtp=True) == 53_940 + 656 + 132
-    assert token_bytes(GLM, "bfloat16", mtp=False) == 2 * (576 * 78 + 128 * 21)
-
-
-@pytest.mark.parametrize("dtype", ["fp8_ds_mla", "bfloat16", "float32"])
-def test_entries_have_the_size_of_their_storage_format(dtype):
-    planar = "fp8_planar" if dtype == "fp8_ds_mla" else dtype
-    latent, index = format_of(dtype), format_of(planar)
-    assert latent_bytes(GLM, dtype) == latent.entry_size(576) * latent.storage.itemsize
-    assert index_key_bytes(GLM, dtype) == index.entry_size(128) * index.storage.itemsize
+    plan, wide = plan_of(), plan_of(kv_cache_dtype="bfloat16")
+    assert plan.token_bytes(mtp=False) == 656 * 78 + 132 * 21 == 53_940
+    assert plan.token_bytes(mtp=True) == 53_940 + 656 + 132
+    assert wide.token_bytes(mtp=False) == 2 * (576 * 78 + 128 * 21)
 
 
 def test_32_requests_of_128k_nearly_fill_the_gpus():
@@ -143,7 +133,6 @@ def test_there_are_no_floors_for_types_that_the_step_time_does_not_know():
         ({"context": 2**21}, "positions end at 1048576"),
         ({"weight_dtype": "int4"}, "allowed: fp8, bfloat16, float32"),
         ({"config": GLM.replace(num_nextn_predict_layers=0)}, "no MTP layer to draft with"),
-        ({"config": GLM.replace(kv_lora_rank=256)}, "made for kv_lora_rank 512"),
         (
             {"config": GLM.replace(moe_intermediate_size=96)},
             "moe_intermediate_size to be a multiple of 128",
@@ -153,6 +142,12 @@ def test_there_are_no_floors_for_types_that_the_step_time_does_not_know():
 def test_what_cannot_be_planned_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Deployment(**{"config": GLM} | options)
+
+
+def test_a_cache_type_that_the_model_does_not_fit_is_refused():
+    narrow = Deployment(config=GLM.replace(kv_lora_rank=256))
+    with pytest.raises(ValueError, match="a layout for kv_lora_rank 512"):
+        make_plan(narrow, UNKNOWN)
 
 
 def test_json_stands_alone(capsys):
@@ -166,7 +161,7 @@ def test_json_stands_alone(capsys):
 
 
 def test_a_plan_without_the_compiler_goes_on_and_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("glm_jax.deployment.command.importlib.util.find_spec", lambda name: None)
     assert main(["plan", "--preset", "glm-5.3", "--gpus", "8"]) == 0
     printed = capsys.readouterr().out
     assert "not compiled: needs jax-cuda13-plugin and jax-cuda13-pjrt" in printed

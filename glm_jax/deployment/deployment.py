@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from bucketing.cell import Cell
-from glm_jax.deployment.cache_bytes import token_bytes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.parameters import fp8_obstacle
 
@@ -60,8 +59,6 @@ class Deployment:
 
     def _check_model(self) -> None:
         """Refuse what does not go with the model."""
-        # It raises where the model is too narrow for the type.
-        token_bytes(self.config, self.kv_cache_dtype, mtp=False)
         obstacle = fp8_obstacle(self.config) if self.weight_dtype == "fp8" else None
         if obstacle is not None:
             raise ValueError(obstacle)
