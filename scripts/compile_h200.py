@@ -99,15 +99,23 @@ def check_programs(
             except Exception as error:  # as above
                 yield Result("program", title, None, 0.0, (_first_line(error),))
                 continue
-            problems = kernel_problems(compiled)
-            if not compiled.thunks.one_buffer:
-                first = ", ".join(compiled.thunks.culprits)
-                problems += (f"not one command buffer; outside: {first}",)
-            if compiled.aliased_bytes < program.cache_bytes:
-                problems += ("the cache is copied: not all of it is written in place",)
-            for copy in compiled.weight_copies:
-                problems += (f"{copy.name} copies {copy.size >> 20} MiB of weights",)
+            problems = kernel_problems(compiled) + program_problems(compiled, program.cache_bytes)
             yield Result("program", title, compiled, compiled.flops, problems)
+
+
+def program_problems(compiled: Compiled, cache_bytes: int) -> tuple[str, ...]:
+    """What is wrong with a whole step that writes a cache of so many bytes in place."""
+    problems = []
+    if not compiled.thunks.one_buffer:
+        first = ", ".join(compiled.thunks.culprits)
+        problems.append(f"not one command buffer; outside: {first}")
+    if compiled.aliased_bytes < cache_bytes:
+        problems.append("the cache is copied: not all of it is written in place")
+    if not compiled.reads_weights:
+        problems.append("no argument is called as weights are: copies of them cannot be found")
+    for copy in compiled.weight_copies:
+        problems.append(f"{copy.name} copies {copy.size >> 20} MiB of weights")
+    return tuple(problems)
 
 
 def kernel_problems(compiled: Compiled) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from scripts.h200.hlo import read_module
 from scripts.h200.mosaic_calls import shared_bytes
 from scripts.h200.temporaries import Temporary, largest_temporaries
 from scripts.h200.thunks import Thunks, read_thunks
-from scripts.h200.weight_copies import WeightCopy, weight_copies
+from scripts.h200.weight_copies import WeightCopy, reads_weights, weight_copies
 
 
 class Compiled(NamedTuple):
@@ -34,6 +34,7 @@ class Compiled(NamedTuple):
         launch_shared: shared memory of our kernels, asked for at launch, by entry name.
         thunks: what the host does.
         weight_copies: where weights are written again.
+        reads_weights: whether any argument is known as weights; of kernel cases none is.
         temporaries: the ten largest values of the scratch memory.
     """
 
@@ -49,6 +50,7 @@ class Compiled(NamedTuple):
     launch_shared: Mapping[str, int]
     thunks: Thunks
     weight_copies: tuple[WeightCopy, ...]
+    reads_weights: bool
     temporaries: tuple[Temporary, ...]
 
     @property
@@ -84,7 +86,7 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], assembler: Assemble
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
         finished = time.perf_counter()
         thunks = read_thunks(Path(folder))
-        copies = weight_copies(read_module(Path(folder)))
+        module = read_module(Path(folder))
         temporaries = largest_temporaries(Path(folder), 10)
     shared, assembled = shared_bytes(lowered), assembler.take()
     own = [kernel for name in shared for kernel in assembler.known.get(name, ())]
@@ -103,7 +105,8 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], assembler: Assemble
         xla_spills=tuple(dict.fromkeys(spills)),
         launch_shared=shared,
         thunks=thunks,
-        weight_copies=tuple(copies),
+        weight_copies=tuple(weight_copies(module)),
+        reads_weights=reads_weights(module),
         temporaries=tuple(temporaries),
     )
 

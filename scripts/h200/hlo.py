@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>\S+) \(.*\{$")
 _INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?(?P<name>\S+) = (?P<shape>\([^=]*?\)|\S+) (?P<opcode>[\w-]+)\((?P<rest>.*)$"
+    r"^\s+(?:ROOT )?%?(?P<name>\S+) = "
+    # XLA numbers the parts of a wide tuple: /*index=5*/.
+    r"(?P<shape>\((?:[^=]|/\*index=\d+\*/)*?\)|\S+) (?P<opcode>[\w-]+)\((?P<rest>.*)$"
 )
+_ASSIGNMENT = re.compile(r"^\s+(?:ROOT )?%\S+ = ")
 _ARRAY = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<dimensions>[\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 _NAME = re.compile(r"%([\w.-]+)")
@@ -64,7 +67,7 @@ def parse_module(text: str) -> Module:
     """Parse the text of a dump.
 
     Raises:
-        ValueError: there is no entry computation in it.
+        ValueError: there is no entry computation in it, or a line of another form.
     """
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
@@ -74,6 +77,8 @@ def parse_module(text: str) -> Module:
             entry = head["name"] if head["entry"] else entry
         elif current is not None and (found := _INSTRUCTION.match(line)):
             current.append(_instruction(found))
+        elif _ASSIGNMENT.match(line):
+            raise ValueError(f"no instruction of the known form: {line[:200]}")
     if not entry:
         raise ValueError("the dump has no ENTRY computation: has XLA changed its text?")
     return Module({name: tuple(lines) for name, lines in computations.items()}, entry)

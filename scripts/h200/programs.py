@@ -27,7 +27,6 @@ CELLS = {"decode": Cell(0, GROUPS, WIDTH), "mixed": Cell(PREFILL, GROUPS, WIDTH)
 class Program(NamedTuple):
     """One step program, not lowered yet, and the bytes of the cache that it writes in place."""
 
-    model: str
     step: str
     lower: Callable[[], jax.stages.Lowered]
     cache_bytes: int
@@ -54,7 +53,7 @@ def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str)
     cache_bytes = lowering.page_bytes * engine.pool_pages
 
     def program(step: str, cell: Cell) -> Program:
-        return Program(name, step, lambda: lowering.lower(cell), cache_bytes)
+        return Program(step, lambda: lowering.lower(cell), cache_bytes)
 
     return [program(step, cell) for step, cell in CELLS.items()]
 

@@ -41,9 +41,18 @@ def weight_copies(module: Module) -> list[WeightCopy]:
     """Copies of SMALLEST bytes or more: what reads weights and nothing else, and only moves them.
 
     A product by constants or by other weights counts as moving: that is how scaled weights are
-    brought to a wider type.
+    brought to a wider type. Only the program itself is read, not the bodies of its loops and
+    conditionals: the layers are unrolled.
     """
     return list(_copies(module))
+
+
+def reads_weights(module: Module) -> bool:
+    """Whether an argument has the name that weights are known by."""
+    return any(
+        line.opcode == "parameter" and line.name.startswith(WEIGHTS)
+        for line in module.computations[module.entry]
+    )
 
 
 def _copies(module: Module) -> Iterator[WeightCopy]:

@@ -1,5 +1,6 @@
 """What a figure depends on besides the code that is measured."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -7,12 +8,19 @@ import jax
 
 
 def facts_of(device: str) -> dict[str, str | None]:
-    """Device, version of JAX and commit; the commit is None outside a git checkout."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+    """Device, version of JAX and commit; the commit is None without git or outside a checkout."""
+    return {"device": device, "jax": jax.__version__, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    described = subprocess.run(
+        [git, "describe", "--always", "--dirty", "--abbrev=12"],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    return {"device": device, "jax": jax.__version__, "commit": commit.stdout.strip() or None}
+    return described.stdout.strip() or None

@@ -4,13 +4,16 @@ import subprocess
 
 import pytest
 
+from scripts.compile_h200 import kernel_problems, program_problems
 from scripts.h200.assembler import Assembler, KernelCode, read_log
+from scripts.h200.compilation import Compiled
 from scripts.h200.hlo import parse_module
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import model_of
 from scripts.h200.temporaries import largest_values
-from scripts.h200.thunks import count_thunks, read_thunks
-from scripts.h200.weight_copies import weight_copies
+from scripts.h200.thunks import Thunks, count_thunks, read_thunks
+from scripts.h200.weight_copies import WeightCopy, reads_weights, weight_copies
+from scripts.kernels.facts import facts_of
 
 BUFFERED = """\
 000: kCommandBuffer [source | sink]
@@ -74,6 +77,7 @@ ENTRY %main.9 (params_0_.1: bf16[2,1024,1024], x.1: f32[8,1024]) -> f32[8,1024] 
   %widened = f32[1024,1024]{1,0} fusion(%seen), kind=kLoop, calls=%widen
   %small = f32[1024]{0} convert(%params_2_.1)
   %moved = f32[1024,1024]{0,1} copy(%x.1)
+  %joined = (u8[2], u8[2], u8[2], u8[2], u8[2], /*index=5*/bf16[1048576]) copy(%params_0_.1)
   ROOT %product = (f32[8,1024]{1,0}, f32[1024,1024]) fusion(%sliced, %x.1), calls=%times
 }
 """
@@ -124,7 +128,58 @@ def test_copies_of_weights_are_found_whether_cut_or_widened():
     assert [(copy.name, copy.size, copy.weights) for copy in found] == [
         ("sliced", 2 << 20, ("params_0_.1",)),
         ("widened", 4 << 20, ("params_1_.1",)),
+        ("joined", (2 << 20) + 10, ("params_0_.1",)),
     ]
+
+
+def test_a_line_of_an_unknown_form_is_an_error():
+    with pytest.raises(ValueError, match="no instruction of the known form"):
+        parse_module(HLO.replace("copy(%x.1)", "copy of x"))
+
+
+def compiled(**differences) -> Compiled:
+    """A step with which nothing is wrong, but for the differences."""
+    thunks = Thunks(1, True, 3, 0, 0, 0, ())
+    right = Compiled(1, 1, 10, 8, 6, 4, 0, (), (), {}, thunks, (), True, ())
+    return right._replace(**differences)
+
+
+def test_a_sound_step_passes_the_gate():
+    assert program_problems(compiled(), cache_bytes=6) == ()
+
+
+@pytest.mark.parametrize(
+    ("differences", "message"),
+    [
+        ({"thunks": Thunks(1, False, 3, 1, 0, 0, ("sort_1",))}, "outside: sort_1"),
+        ({"aliased_bytes": 5}, "the cache is copied"),
+        ({"weight_copies": (WeightCopy("cut", 3 << 20, ("params_0_.1",)),)}, "cut copies 3 MiB"),
+        ({"reads_weights": False}, "copies of them cannot be found"),
+    ],
+)
+def test_the_gate_names_what_is_wrong_with_a_step(differences, message):
+    (problem,) = program_problems(compiled(**differences), cache_bytes=6)
+    assert message in problem
+
+
+def test_the_gate_names_what_is_wrong_with_a_kernel():
+    kernels = KernelCode("attend", 255, 32, 0, True), KernelCode("sound", 168, 0, 0, False)
+    found = kernel_problems(compiled(own_kernels=kernels, launch_shared={"attend": 1, "lost": 1}))
+    assert found == (
+        "lost did not go through ptxas",
+        "attend spills 32 bytes",
+        "attend: tensor-core instructions are serialised",
+    )
+
+
+def test_weights_are_known_by_their_arguments_name():
+    assert reads_weights(parse_module(HLO))
+    assert not reads_weights(parse_module(HLO.replace("params_", "weights_")))
+
+
+def test_facts_need_no_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert facts_of("cpu")["commit"] is None
 
 
 def test_a_dump_without_an_entry_is_an_error():
