@@ -77,8 +77,10 @@ def _choose_types(
     if chosen.get("dtype", "auto") == "auto":
         chosen["dtype"] = "float32" if platform == "cpu" else "bfloat16"
     if chosen.get("weight_dtype", "auto") == "auto":
-        # Not on CPU, where widening costs more time than fewer bytes save.
-        fp8 = fp8_checkpoint and platform != "cpu" and fp8_obstacle(model) is None
+        # Not on CPU, where widening costs more time than fewer bytes save. Not where float32 is
+        # asked for: the GPU's kernels for FP8 round rows to bfloat16.
+        wanted = fp8_checkpoint and platform != "cpu" and chosen["dtype"] == "bfloat16"
+        fp8 = wanted and fp8_obstacle(model) is None
         chosen["weight_dtype"] = "fp8" if fp8 else chosen["dtype"]
     elif chosen["weight_dtype"] == "fp8" and (obstacle := fp8_obstacle(model)) is not None:
         raise ValueError(obstacle)

@@ -9,6 +9,7 @@ import jax
 
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.hf_config import read_config_file
+from glm_jax.model.parameters import FP8_BLOCK
 from glm_jax.model.presets import PRESETS
 from glm_jax.model.storage import ParameterStore
 from glm_jax.model.transformer import Transformer
@@ -98,5 +99,7 @@ def load_model(
 def _read(folder: Path, name: str) -> ModelFiles:
     data = read_config_file(folder)
     quantization = data.get("quantization_config") or {}
-    fp8 = quantization.get("quant_method") == "fp8"
+    # Blocks of another size are refused by the loader, whatever they are to become.
+    block = quantization.get("weight_block_size")
+    fp8 = quantization.get("quant_method") == "fp8" and block == [FP8_BLOCK, FP8_BLOCK]
     return ModelFiles(name, GlmConfig.from_hf(data), folder, fp8)

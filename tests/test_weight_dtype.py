@@ -20,6 +20,7 @@ TINY, GLM = PRESETS["tiny-random"], PRESETS["glm-5.3"]
     [
         ("gpu", True, {}, "fp8"),
         ("gpu", False, {}, "bfloat16"),
+        ("gpu", True, {"dtype": "float32"}, "float32"),
         ("cpu", True, {}, "float32"),
         ("cpu", True, {"dtype": "bfloat16"}, "bfloat16"),
         ("cpu", False, {"weight_dtype": "fp8"}, "fp8"),

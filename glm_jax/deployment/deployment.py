@@ -28,7 +28,7 @@ class Deployment:
         seqs: Requests that run at once, on all GPUs together.
         drafts: Draft tokens of a request in a step.
         prefill: Prefill rows of a mixed step, on all GPUs together.
-        weight_dtype: "fp8" is block FP8 for the matrices (see `weight_bytes`), else bfloat16.
+        weight_dtype: "fp8" is block FP8 for the matrices (see `weight_bytes`).
         kv_cache_dtype: "fp8_ds_mla" means planar FP8 pages for the index keys too.
     """
 

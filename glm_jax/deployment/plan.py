@@ -13,7 +13,8 @@ from glm_jax.deployment.weight_bytes import REST, ROUTED, WeightPart, weight_par
 from glm_jax.model.cache import cache_format_of, entry_bytes
 from glm_jax.simulate.step_time import H200StepTime, Hardware
 
-# Of one H200; the data sheet's 141 GB.
+# Of one H200, by the data sheet. The device offers nearly 141 GiB, as the compiler is told
+# (``h200.txtpb``); what is over is left to CUDA's context and the buffers of collectives.
 GPU_BYTES = 141 * 10**9
 
 

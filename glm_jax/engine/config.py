@@ -69,8 +69,9 @@ class EngineConfig:
         weight_dtype: How weights are held; those of another type than dtype are cast when they are
             used. "fp8" holds the large matrices as the published FP8 checkpoints do, e4m3 values
             with a float32 scale per 128 x 128, and the rest in dtype; they are widened where they
-            are multiplied. "auto" is "fp8" for an FP8 checkpoint on a GPU, else as dtype (on CPU
-            FP8 takes less memory and more time).
+            are multiplied; the GPU's kernels round the rows to bfloat16. "auto" is "fp8" off the
+            CPU for an FP8 checkpoint that is computed in bfloat16, if the model's widths have an
+            FP8 form, else as dtype (on CPU FP8 takes less memory and more time).
         kv_cache_dtype: How the cache stores entries; "auto" is as dtype. "fp8_ds_mla" is 656 bytes
             an entry (FlashMLA's layout) and 132 an index key (DeepGEMM's), 576 and 128 values, for
             models of exactly these widths.

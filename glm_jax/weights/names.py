@@ -57,8 +57,8 @@ class Piece(NamedTuple):
         stack = tuple(place for place in self.index if isinstance(place, int))
         rows = self.index[-1] if len(self.index) > len(stack) else slice(0, self.stop)
         assert isinstance(rows, slice), f"{self.index=}"
-        blocks = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
         assert rows.start % BLOCK == 0, f"{self.index=}"
+        blocks = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
         return QuantisedBlocks(parameter.values[(*stack, rows)], parameter.scales[(*stack, blocks)])
 
 

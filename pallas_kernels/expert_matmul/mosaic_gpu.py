@@ -144,8 +144,8 @@ def _unlike(gate_up: Array | BlockScaled, down: Array | BlockScaled) -> ValueErr
     ]
     return ValueError(
         f"expert_matmul's GPU kernel got weights of {names[0]} and {names[1]}; it multiplies "
-        "bfloat16 or block FP8, not both in one layer. Load the model in one of them or use "
-        'implementation="xla".'
+        'bfloat16 or block FP8, not both in one layer. Load the model with weight_dtype="bfloat16" '
+        'or "fp8", or use implementation="xla".'
     )
 
 

@@ -139,3 +139,20 @@ def _narrow_weights():
 def test_expert_matmul_uses_narrow_weights_as_the_numbers_they_mean(kind, implementation):
     found, expected = _narrow_weights()
     np.testing.assert_allclose(found[kind, implementation], expected[kind], rtol=1e-5, atol=1e-5)
+
+
+def test_expert_matmul_widens_no_stack_of_narrow_experts():
+    # Rows as narrow as the experts: the CPU computes in float32 all the same.
+    experts, model, width = 16, 128, 64
+    narrow = functools.partial(jax.ShapeDtypeStruct, dtype=jax.numpy.bfloat16)
+    weights = ExpertWeights(
+        narrow((LAYERS, experts, model, 2 * width)),
+        narrow((LAYERS, experts, width, model)),
+        jax.ShapeDtypeStruct((), np.int32),
+    )
+    chosen = jax.ShapeDtypeStruct((4, 2), np.int32)
+    gates = jax.ShapeDtypeStruct((4, 2), np.float32)
+    run = functools.partial(api.expert_matmul, implementation="xla")
+    compiled = jax.jit(run).lower(narrow((4, model)), chosen, gates, weights).compile()
+    one_layer = 4 * experts * 3 * model * width
+    assert compiled.memory_analysis().temp_size_in_bytes < one_layer / 4
