@@ -32,21 +32,29 @@ def measure_programs(deployment: Deployment) -> ProgramNeed:
     cells = deployment.steps_of_rank()
     temporaries = {}
     try:
-        lowering = rank_lowering(deployment, layers, described_device())
+        place = described_device()
+    except RuntimeError as error:
+        return _not_compiled(error)
+    lowering = rank_lowering(deployment, layers, place)
+    try:
         with compiling_bar(len(cells)) as advance:
             for name, cell in cells.items():
                 _, report = compile_program(lowering.lower, cell)
                 temporaries[name] = needed_bytes(report)
                 advance(report)
     except Exception as error:  # of JAX, Mosaic or XLA, of many types: the plan goes on without
-        first = next(iter(str(error).strip().splitlines()), "")
-        return ProgramNeed({}, f"not compiled: {type(error).__name__}: {first[:300]}")
+        return _not_compiled(error)
     total = deployment.config.num_hidden_layers
     return ProgramNeed(
         temporaries,
         f"compiled for a described H200, one rank, the first {layers} of {total} layers: they hold "
         "every kind, and layers share scratch memory; without collectives",
     )
+
+
+def _not_compiled(error: Exception) -> ProgramNeed:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return ProgramNeed({}, f"not compiled: {type(error).__name__}: {first[:300]}")
 
 
 def slice_layers(config: GlmConfig) -> int:

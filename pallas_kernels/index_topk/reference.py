@@ -1,11 +1,8 @@
 """Slow, obvious form of index_topk: the whole score matrix, then one stable sort."""
 
-from functools import partial
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.index_topk.tiled import select_tiled
 from pallas_kernels.pool import PagedPool
 from pallas_kernels.tiles import Tiles
 
@@ -40,6 +37,13 @@ def index_topk_prefill(
     *,
     topk: int,
 ) -> tuple[Int[Array, "N K"], Int[Array, " N"]]:
-    """The same for all tiles at once (see ``api``)."""
-    select = partial(index_topk_decode, keys=keys, topk=topk)
-    return select_tiled(select, queries, weights, tiles)
+    """The same for all tiles at once (see ``api``); rows that no tile names get count 0."""
+    rows = queries.shape[0]
+    places = jnp.minimum(tiles.rows, rows - 1)
+    found, count = index_topk_decode(
+        queries[places], weights[places], tiles.positions, tiles.page_table, keys, topk=topk
+    )
+    return (
+        jnp.zeros((rows, found.shape[-1]), jnp.int32).at[tiles.rows].set(found, mode="drop"),
+        jnp.zeros((rows,), jnp.int32).at[tiles.rows].set(count, mode="drop"),
+    )
