@@ -27,9 +27,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pallas_kernels.dispatch import default_implementation
+from scripts.facts import facts_of
 from scripts.kernels.cases import OPERATORS, problems_of
 from scripts.kernels.ceilings import Ceilings, measure_ceilings
-from scripts.kernels.facts import facts_of
 from scripts.kernels.problem import Problem, implementation_of
 from scripts.kernels.timing import Spread, measure
 from scripts.kernels.trial import TOLERANCE, Trial, attempt, checker, first_line

@@ -22,11 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 from glm_jax.deployment.described_device import described_device
+from scripts.facts import facts_of
 from scripts.h200.assembler import Assembler
 from scripts.h200.compilation import Compiled, compile_program
+from scripts.h200.gate import kernel_problems, program_problems
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import programs_of
-from scripts.kernels.facts import facts_of
+from scripts.kernels.trial import first_line
 
 KERNEL_COLUMNS = (
     "kernel",
@@ -76,7 +78,7 @@ def check_kernels(
         try:
             compiled = compile_program(lambda: case.lower(sharding), assembler)  # noqa: B023
         except Exception as error:  # of JAX, Mosaic or XLA: the next case may still compile
-            yield Result("kernel", name, None, case.flops, (_first_line(error),))
+            yield Result("kernel", name, None, case.flops, (first_line(error),))
             continue
         problems = kernel_problems(compiled)
         if not compiled.launch_shared:
@@ -97,44 +99,10 @@ def check_programs(
             try:
                 compiled = compile_program(program.lower, assembler)
             except Exception as error:  # as above
-                yield Result("program", title, None, 0.0, (_first_line(error),))
+                yield Result("program", title, None, 0.0, (first_line(error),))
                 continue
             problems = kernel_problems(compiled) + program_problems(compiled, program.cache_bytes)
             yield Result("program", title, compiled, compiled.flops, problems)
-
-
-def program_problems(compiled: Compiled, cache_bytes: int) -> tuple[str, ...]:
-    """What is wrong with a whole step that writes a cache of so many bytes in place."""
-    problems = []
-    if not compiled.thunks.one_buffer:
-        first = ", ".join(compiled.thunks.culprits)
-        problems.append(f"not one command buffer; outside: {first}")
-    if compiled.aliased_bytes < cache_bytes:
-        problems.append("the cache is copied: not all of it is written in place")
-    if not compiled.reads_weights:
-        problems.append("no argument is called as weights are: copies of them cannot be found")
-    for copy in compiled.weight_copies:
-        problems.append(f"{copy.name} copies {copy.size >> 20} MiB of weights")
-    return tuple(problems)
-
-
-def kernel_problems(compiled: Compiled) -> tuple[str, ...]:
-    """What is wrong with our own kernels in a program; XLA's own may spill."""
-    heard = {kernel.name for kernel in compiled.own_kernels}
-    problems = [
-        f"{name} did not go through ptxas" for name in compiled.launch_shared.keys() - heard
-    ]
-    for kernel in compiled.own_kernels:
-        if kernel.spilled:
-            problems.append(f"{kernel.name} spills {kernel.spilled} bytes")
-        if kernel.serialized:
-            problems.append(f"{kernel.name}: tensor-core instructions are serialised")
-    return tuple(dict.fromkeys(problems))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
 def verdict(result: Result) -> str:

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from glm_jax.deployment.described_device import described_device
+from scripts.facts import facts_of
 from scripts.h200.assembler import Assembler
 from scripts.kernels.candidates import Candidate, candidates_of
 from scripts.kernels.cases import OPERATORS, problems_of
 from scripts.kernels.compiler import Code, Compiler
-from scripts.kernels.facts import facts_of
 from scripts.kernels.problem import Problem, shapes_of
 from scripts.kernels.timing import Spread, measure
 from scripts.kernels.trial import TOLERANCE, Trial, attempt, checker, first_line

@@ -19,9 +19,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, BFloat16, Float, Int
 
 from pallas_kernels.expert_matmul.config import (
+    BY_RULE,
     DEPTH,
     ROW_GROUP,
     TILE_ROWS,
+    Cut,
     Tile,
     fp8_tile_size,
     tile_for,
@@ -43,6 +45,7 @@ def expert_matmul(
     gates: Float[Array, "N X"],
     weights: ExpertWeights,
     *,
+    cut: Cut = BY_RULE,
     interpret: bool = False,
 ) -> Float[Array, "N D"]:
     """Route rows through their experts and combine (see ``api``).
@@ -52,42 +55,53 @@ def expert_matmul(
         experts: chosen experts per row, E = dropped.
         gates: combination weights.
         weights: bfloat16 or block FP8, of one layer or of all of them; read in place.
+        cut: how the kernels cut their work.
         interpret: run in Mosaic's interpreter, on the CPU.
 
     Raises:
         ValueError: for weights of another type, or widths that no tile divides.
     """
     if isinstance(weights.gate_up, BlockScaled):
-        results, placement = _through_fp8(x, experts, weights, interpret)
+        results, placement = _through_fp8(x, experts, weights, cut, interpret=interpret)
     else:
-        results, placement = _through_bfloat16(x, experts, weights, interpret)
+        results, placement = _through_bfloat16(x, experts, weights, cut, interpret=interpret)
     return _combined(results, placement.place, experts < weights.experts, gates)
 
 
 def _through_bfloat16(
-    x: Float[Array, "N D"], experts: Int[Array, "N X"], weights: ExpertWeights, interpret: bool
+    x: Float[Array, "N D"],
+    experts: Int[Array, "N X"],
+    weights: ExpertWeights,
+    cut: Cut,
+    *,
+    interpret: bool,
 ) -> tuple[BFloat16[Array, "P D"], Placement]:
     gate_up, down = _bfloat16_matrices(x, weights)
     width, first = weights.width, jnp.asarray(weights.first, jnp.int32).reshape(1)
     placement = place_rows(experts, weights.experts, TILE_ROWS)
     sorted_rows = x.astype(jnp.bfloat16)[placement.row]
     hidden = _grouped_matmul(
-        _Product("expert_gate_up", (0, width), width, _swiglu, tile_for(width, 2), interpret),
+        _Product("expert_gate_up", (0, width), width, _swiglu, tile_for(width, 2, cut), interpret),
         (first, placement, sorted_rows, gate_up),
     )
     results = _grouped_matmul(
-        _Product("expert_down", (0,), x.shape[1], _same, tile_for(x.shape[1], 1), interpret),
+        _Product("expert_down", (0,), x.shape[1], _same, tile_for(x.shape[1], 1, cut), interpret),
         (first, placement, hidden, down),
     )
     return results, placement
 
 
 def _through_fp8(
-    x: Float[Array, "N D"], experts: Int[Array, "N X"], weights: ExpertWeights, interpret: bool
+    x: Float[Array, "N D"],
+    experts: Int[Array, "N X"],
+    weights: ExpertWeights,
+    cut: Cut,
+    *,
+    interpret: bool,
 ) -> tuple[BFloat16[Array, "P D"], Placement]:
     gate_up, down = _fp8_matrices(x, weights)
     width, first = weights.width, jnp.asarray(weights.first, jnp.int32).reshape(1)
-    size = fp8_tile_size(experts.size, weights.experts)
+    size = fp8_tile_size(experts.size, weights.experts, cut)
     placement = place_rows(experts, weights.experts, size)
     tiles = Tiles(placement.tile_expert, placement.tile_start, placement.tile_rows, placement.used)
     gated = Product(

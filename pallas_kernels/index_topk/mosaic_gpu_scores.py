@@ -23,14 +23,15 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.index_topk.tile_shape import BLOCK
 from pallas_kernels.mosaic import bridge, e4m3_operand
+from pallas_kernels.mosaic.hopper import MULTIPROCESSORS
 from pallas_kernels.mosaic.ordered_bits import ordered_bits
 from pallas_kernels.pool import PagedPool
 
 _CONSUMERS = 2
 # Registers per thread of a consumer and of the producer: 2 * 216 + 40 <= 512 for three warpgroups.
 _REGISTERS = (216, 40)
-# Programs per launch: two waves of an H200's 132 multiprocessors even out unequal contexts.
-_PROGRAMS = 264
+# Programs per launch: two waves even out unequal contexts.
+_PROGRAMS = 2 * MULTIPROCESSORS
 # Shared memory for queries and key blocks; a program may have 227 KiB, barriers and scratch aside.
 _SHARED_BYTES = 216 * 1024
 _MAX_STAGES = 8

@@ -29,7 +29,7 @@ from pallas_kernels.mosaic.fp8_product_block import (
 from pallas_kernels.mosaic.hopper import MULTIPROCESSORS
 
 # Rows of a tile, the narrow side of wgmma. The sums' registers have room for no more.
-_TILE_SIZES = (16, 32, 64)
+TILE_SIZES = (16, 32, 64)
 # Shared memory for what is under way; a thread block may have 227 KiB, results aside. 36 KiB per
 # multiprocessor is what 4.8 TB/s times a latency of a microsecond come to.
 _SHARED_BYTES = 192 * 1024
@@ -58,7 +58,7 @@ def tile_size(rows: int | float) -> int:
     Each row of a tile, needed or not, costs tensor time and as much bandwidth from L2 as two rows
     of weights.
     """
-    return next((size for size in _TILE_SIZES if size >= rows), _TILE_SIZES[-1])
+    return next((size for size in TILE_SIZES if size >= rows), TILE_SIZES[-1])
 
 
 def plain_product(name: str, outputs: int, size: int, **settings: Any) -> Product:

@@ -1,7 +1,7 @@
 """How the GPU kernel of sparse_mla cuts its work."""
 
-# H200 (and H100 SXM).
-MULTIPROCESSORS = 132
+from pallas_kernels.mosaic.hopper import MULTIPROCESSORS
+
 KEYS_PER_BLOCK = 64
 # Prompt rows whose latent queries and mixtures are in memory together: 64 heads of 512 values in
 # float32, twice, and in bfloat16, are 671 MB for 2048 rows.

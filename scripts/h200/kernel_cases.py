@@ -7,16 +7,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.expert_matmul import ExpertWeights
 from pallas_kernels.fp8 import BLOCK, BlockScaled
 from scripts.kernels.cases import problems_of
+from scripts.kernels.expert_matmul import ExpertMatmul
 from scripts.kernels.problem import Problem, shapes_of
 
 # Of the stack of expert weights: more than a device has room for, so that no copy goes unseen.
 LAYERS = 6
 
-# Rows, experts, choices of a row, model width, width of an expert.
-_EXPERTS = ((192, 256, 8, 6144, 2048), (704, 256, 8, 6144, 2048), (192, 8, 2, 192, 128))
+_EXPERTS = (
+    *(
+        ExpertMatmul(rows, 256, 8, 6144, 2048, weights, LAYERS)
+        for weights in ("bfloat16", "fp8")
+        for rows in (192, 704)
+    ),
+    *(ExpertMatmul(192, 8, 2, 192, 128, weights, LAYERS) for weights in ("bfloat16", "fp8")),
+    # A prompt's rows: full tiles.
+    ExpertMatmul(8192, 256, 8, 6144, 2048, "fp8", LAYERS),
+)
 # Rows, outputs, inputs: GLM-5.3's key and value latents, its largest projection for decoded and
 # for prompt rows, one row by it, and the embedded model's queries: partial blocks.
 _LINEARS = (
@@ -65,9 +73,7 @@ def kernel_cases() -> list[KernelCase]:
     """All cases: what bench_kernels times, experts in a taller stack."""
     return [
         *(_timed(problem) for problem in problems_of("gpu") if problem.operator != "expert_matmul"),
-        *(_experts(*sizes, weights) for weights in ("bfloat16", "fp8") for sizes in _EXPERTS),
-        # A prompt's rows: full tiles.
-        _experts(8192, 256, 8, 6144, 2048, "fp8"),
+        *map(_timed, _EXPERTS),
         *(_linear(*sizes) for sizes in _LINEARS),
     ]
 
@@ -85,34 +91,6 @@ def _timed(problem: Problem) -> KernelCase:
         arguments=arguments,
         settings=problem.settings,
         flops=problem.flops,
-    )
-
-
-def _experts(
-    rows: int, experts: int, choices: int, model: int, width: int, weights: str
-) -> KernelCase:
-    """expert_matmul with weights in bfloat16 or fp8."""
-
-    def arguments(shape: Shape) -> tuple[Any, ...]:
-        def matrices(inputs: int, outputs: int) -> Any:
-            if weights == "fp8":
-                return _block_scaled(shape, (LAYERS, experts), outputs, inputs)
-            return shape((LAYERS, experts, inputs, outputs), jnp.bfloat16)
-
-        return (
-            shape((rows, model), jnp.bfloat16),
-            shape((rows, choices), jnp.int32),
-            shape((rows, choices), jnp.float32),
-            ExpertWeights(matrices(model, 2 * width), matrices(width, model), shape((), jnp.int32)),
-        )
-
-    return KernelCase(
-        operator="expert_matmul",
-        name=f"{rows} rows, {choices} of {experts} experts, {model} x {width} {weights}",
-        function="expert_matmul",
-        arguments=arguments,
-        settings={},
-        flops=2 * rows * choices * 3 * model * width,
     )
 
 

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ from pallas_kernels.expert_matmul import mosaic_gpu as expert_kernel
 from pallas_kernels.formats import format_of
 from pallas_kernels.index_topk import mosaic_gpu as index_kernel
 from pallas_kernels.index_topk import mosaic_gpu_scores, tile_shape
+from pallas_kernels.mosaic.fp8_product import TILE_SIZES
 from pallas_kernels.mosaic.hopper import MULTIPROCESSORS
 from pallas_kernels.mosaic.largest import padded_length
 from pallas_kernels.pool import PagedPool
@@ -23,7 +23,6 @@ from scripts.kernels.expert_matmul import ExpertMatmul
 from scripts.kernels.index_topk import WIDTH, IndexTopk
 from scripts.kernels.pools import PAGE_SIZE
 from scripts.kernels.problem import Problem
-from scripts.kernels.rows import TILE_ROWS
 from scripts.kernels.sparse_mla import SparseMla
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -34,8 +33,6 @@ _LEAST_COLUMNS = 64
 # At most that many columns of weights in a tile, and stages. A stage takes 8 KiB and 8 KiB for
 # every 64 columns, at least 128 of them for gate and up; with the result 227 KiB in all.
 _EXPERT_TILES = ((256, 3), (256, 4), (128, 4), (128, 6), (128, 8), (64, 6), (64, 8))
-# Rows of a tile where the weights are block FP8: the narrow side of wgmma.
-_FP8_ROWS = (16, 32, 64)
 
 
 class Candidate(NamedTuple):
@@ -85,7 +82,7 @@ def _score_cuts(problem: IndexTopk) -> list[Candidate]:
     size = format_of(problem.keys).entry_size(WIDTH)
     page = np.zeros((1, 1, PAGE_SIZE, size), format_of(problem.keys).storage)
     keys = PagedPool(jax.device_put(page), 0, problem.keys)
-    rows = problem.rows if problem.segment == "decode" else TILE_ROWS
+    rows = problem.rows if problem.segment == "decode" else problem.tile_rows
     most = tile_shape.most_rows(problem.heads, keys)
     few = tile_shape.rows_per_tile(rows, problem.heads, keys)
     widths = {
@@ -119,45 +116,29 @@ def _tiles(problem: IndexTopk, rows: int) -> int:
 
 def _expert_tiles(problem: ExpertMatmul) -> list[Candidate]:
     """Columns of weights in a tile, at most, and stages of the pipeline."""
-    rule = _tiles_of_rule(problem)
     tried: dict[tuple[expert_config.Tile, ...], Candidate] = {}
-    for most, stages in _EXPERT_TILES:
-        tile_for = functools.partial(_tile, most, stages)
-        tiles = tile_for(problem.width, 2), tile_for(problem.model, 1)
+    rule = _tiles_of(problem, expert_config.BY_RULE)
+    for columns, stages in _EXPERT_TILES:
+        cut = expert_config.Cut(columns=columns, stages=stages)
+        tiles = _tiles_of(problem, cut)
         name = f"{tiles[0].columns} and {tiles[1].columns} columns, {stages} stages"
-        tried[tiles] = Candidate(
-            name, functools.partial(_with, "tile_for", tile_for), tiles == rule
-        )
+        tried[tiles] = Candidate(name, _multiply(cut), tiles == rule)
     return list(tried.values())
 
 
-def _tiles_of_rule(problem: ExpertMatmul) -> tuple[expert_config.Tile, expert_config.Tile]:
+def _tiles_of(problem: ExpertMatmul, cut: expert_config.Cut) -> tuple[expert_config.Tile, ...]:
     rule = expert_config.tile_for
-    return rule(problem.width, 2), rule(problem.model, 1)
-
-
-def _tile(most: int, stages: int, columns: int, parts: int) -> expert_config.Tile:
-    """The widest tile of at most ``most`` columns of weights that divides the result."""
-    width = max(most, parts * expert_config.DEPTH)
-    while columns % (width // parts):
-        width //= 2
-    return expert_config.Tile(width // parts, stages)
+    return rule(problem.width, 2, cut), rule(problem.model, 1, cut)
 
 
 def _fp8_rows(problem: ExpertMatmul) -> list[Candidate]:
     """Rows of a tile."""
     rule = expert_config.fp8_tile_size(problem.rows * problem.choices, problem.experts)
-
-    def of(size: int) -> Callable[[int, int], int]:
-        return lambda assignments, experts: size
-
     return [
-        Candidate(f"{size} rows", functools.partial(_with, "fp8_tile_size", of(size)), size == rule)
-        for size in _FP8_ROWS
+        Candidate(f"{size} rows", _multiply(expert_config.Cut(fp8_rows=size)), size == rule)
+        for size in TILE_SIZES
     ]
 
 
-def _with(name: str, rule: Callable[[int, int], Any], *inputs: Any) -> Array:
-    """expert_matmul with another rule while it is traced: it takes no tiles as arguments."""
-    with mock.patch.object(expert_kernel, name, rule):
-        return expert_kernel.expert_matmul(*inputs)
+def _multiply(cut: expert_config.Cut) -> Callable[..., Array]:
+    return functools.partial(expert_kernel.expert_matmul, cut=cut)

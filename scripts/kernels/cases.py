@@ -1,5 +1,6 @@
 """The calls that matter: of GLM-5.3 on a GPU, of the embedded model on a CPU."""
 
+from glm_jax.model.rows import TILE_ROWS, WIDE_TILE_ROWS
 from scripts.kernels.expert_matmul import ExpertMatmul
 from scripts.kernels.index_topk import IndexTopk
 from scripts.kernels.problem import Problem
@@ -39,13 +40,18 @@ def _attend(segment: str, rows: tuple[int, int], entry: str) -> SparseMla:
 
 def _small_index(segment: str, rows: tuple[int, int], keys: str) -> IndexTopk:
     """Of the embedded model: 16 index heads, top 256, 2048 positions."""
-    return IndexTopk(segment, *rows, 16, 32, 256, keys, 4)
+    return IndexTopk(segment, *rows, 16, 32, 256, keys, 4, _tile_rows(keys))
 
 
 def _small_attend(segment: str, rows: tuple[int, int], entry: str) -> SparseMla:
     """Of the embedded model."""
     weights = "float32" if entry == "float32" else "bfloat16"
-    return SparseMla(segment, *rows, _EMBEDDED, 32, 256, entry, weights, 4)
+    return SparseMla(segment, *rows, _EMBEDDED, 32, 256, entry, weights, 4, _tile_rows(entry))
+
+
+def _tile_rows(storage_format: str) -> int:
+    """Of the embedded model, which is float32 on a CPU."""
+    return WIDE_TILE_ROWS if storage_format == "float32" else TILE_ROWS
 
 
 _PROBLEMS: dict[str, tuple[Problem, ...]] = {

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from scripts.compile_h200 import kernel_problems
 from scripts.h200.assembler import Assembler, KernelCode
 from scripts.h200.compilation import compile_program
+from scripts.h200.gate import kernel_problems
 from scripts.h200.mosaic_calls import kernel_modules, launch
 
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from glm_jax.model.rows import TILE_ROWS
 from pallas_kernels.index_topk import reference
 from pallas_kernels.pool import PagedPool
 from pallas_kernels.tiles import Tiles
 from scripts.kernels.pools import PAGE_SIZE, entry_bytes, page_table, random_pool
 from scripts.kernels.problem import relative_error
-from scripts.kernels.rows import TILE_ROWS, last_rows
+from scripts.kernels.rows import last_rows
 
 WIDTH = 128
 
@@ -26,12 +27,13 @@ class IndexTopk:
     Attributes:
         segment: "decode" or "prefill".
         requests: each with pages of its own.
-        rows: of each request; whole tiles of 64 in a prefill.
+        rows: of each request; whole tiles in a prefill.
         heads: index heads.
         pages: of each request, all in use.
         topk: K, at most the context of a request's first row.
         keys: storage format.
         planes: of the pool.
+        tile_rows: rows that a prefill takes together, as the model cuts its prompts.
     """
 
     segment: str
@@ -42,6 +44,7 @@ class IndexTopk:
     topk: int
     keys: str
     planes: int
+    tile_rows: int = TILE_ROWS
 
     operator: ClassVar[str] = "index_topk"
 
@@ -86,7 +89,7 @@ class IndexTopk:
         weights = jax.random.normal(signs, (self.requests, self.rows, self.heads))
         table = page_table(self.requests, self.pages)
         if self.segment == "prefill":
-            tiles = last_rows(self.rows, table)
+            tiles = last_rows(self.rows, table, self.tile_rows)
             flat = queries.reshape(-1, self.heads, WIDTH), weights.reshape(-1, self.heads)
             return *flat, tiles, pool
         positions = np.arange(self.context - self.rows, self.context, dtype=np.int32)
@@ -104,7 +107,7 @@ class IndexTopk:
             queries, weights, tiles, keys = inputs
             tiles_of: Tiles = tiles
             positions, table = tiles_of.positions, tiles_of.page_table
-            by_tile = (-1, TILE_ROWS)
+            by_tile = (-1, self.tile_rows)
             queries = queries.reshape(*by_tile, *queries.shape[1:])
             weights = weights.reshape(*by_tile, self.heads)
             chosen, count = chosen.reshape(*by_tile, self.topk), count.reshape(by_tile)

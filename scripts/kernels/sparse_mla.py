@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from glm_jax.model.rows import TILE_ROWS
 from pallas_kernels.pool import PagedPool
 from pallas_kernels.sparse_mla import Queries, Selection, UpProjections, reference
 from pallas_kernels.tiles import Tiles
 from scripts.kernels.pools import PAGE_SIZE, entry_bytes, page_table, random_pool
 from scripts.kernels.problem import relative_error
-from scripts.kernels.rows import TILE_ROWS, last_rows
+from scripts.kernels.rows import last_rows
 
 LATENT, ROPE = 512, 64
 
@@ -33,13 +34,14 @@ class SparseMla:
     Attributes:
         segment: "decode" or "prefill".
         requests: each with pages of its own.
-        rows: of each request; whole tiles of 64 in a prefill.
+        rows: of each request; whole tiles in a prefill.
         heads: of the model.
         pages: of each request, all in use.
         topk: entries that a row selects.
         entry: storage format.
         weights: dtype of the up-projections and of the queries that they meet.
         planes: of the pool.
+        tile_rows: rows that a prefill takes together, as the model cuts its prompts.
     """
 
     segment: str
@@ -51,6 +53,7 @@ class SparseMla:
     entry: str
     weights: str
     planes: int
+    tile_rows: int = TILE_ROWS
 
     operator: ClassVar[str] = "sparse_mla"
 
@@ -120,7 +123,7 @@ class SparseMla:
             (normal(number, LATENT, value) * LATENT**-0.5).astype(self.weights),
         )
         selection = Selection(jnp.asarray(positions, jnp.int32), entries, count)
-        return queries, selection, last_rows(self.rows, table), pool, up
+        return queries, selection, last_rows(self.rows, table, self.tile_rows), pool, up
 
     def error(self, inputs: tuple[Any, ...], outputs: Any) -> Float[Array, ""]:
         """Against the reference, a few rows at a time, since it gathers all entries of its rows."""
@@ -145,7 +148,7 @@ class SparseMla:
 
         def attend(tile: tuple[Queries, Selection, Tiles]) -> Array:
             queries, selection, tiles = tile
-            own = tiles._replace(rows=jnp.arange(TILE_ROWS, dtype=jnp.int32))
+            own = tiles._replace(rows=jnp.arange(self.tile_rows, dtype=jnp.int32))
             alone = Tiles(*(array[None] for array in own))
             mixed = reference.sparse_mla_prefill(
                 queries, selection, alone, pool, up, **self.settings
@@ -153,7 +156,7 @@ class SparseMla:
             return mixed.astype(jnp.float32)
 
         by_tile = jax.tree.map(
-            lambda array: array.reshape(-1, TILE_ROWS, *array.shape[1:]), (queries, selection)
+            lambda array: array.reshape(-1, self.tile_rows, *array.shape[1:]), (queries, selection)
         )
         wanted = jax.lax.map(attend, (*by_tile, tiles))
         return wanted.reshape(-1, *wanted.shape[2:])

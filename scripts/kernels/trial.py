@@ -60,13 +60,13 @@ def attempt(
     try:
         compiled = jax.jit(call).lower(*inputs).compile()
         outputs = jax.block_until_ready(compiled(*inputs))
+        found = check(inputs, outputs)
+        if not found <= tolerance:  # nor is NaN
+            return Trial(found, None, f"wrong: its error is over {tolerance:g}")
+        turns = turns_for(seconds_of(compiled, inputs))
+        return Trial(found, repeat(call, inputs, turns), "")
     except Exception as error:  # of JAX, Mosaic or XLA, or the implementation's own refusal
         return Trial(None, None, first_line(error))
-    error = check(inputs, outputs)
-    if not error <= tolerance:  # nor is NaN
-        return Trial(error, None, f"wrong: its error is over {tolerance:g}")
-    seconds = seconds_of(compiled, inputs)
-    return Trial(error, repeat(call, inputs, turns_for(seconds)), "")
 
 
 def first_line(error: Exception) -> str:

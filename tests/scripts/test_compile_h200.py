@@ -4,16 +4,16 @@ import subprocess
 
 import pytest
 
-from scripts.compile_h200 import kernel_problems, program_problems
+from scripts.facts import facts_of
 from scripts.h200.assembler import Assembler, KernelCode, read_log
 from scripts.h200.compilation import Compiled
+from scripts.h200.gate import kernel_problems, program_problems
 from scripts.h200.hlo import parse_module
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import model_of
 from scripts.h200.temporaries import largest_values
 from scripts.h200.thunks import Thunks, count_thunks, read_thunks
 from scripts.h200.weight_copies import WeightCopy, reads_weights, weight_copies
-from scripts.kernels.facts import facts_of
 
 BUFFERED = """\
 000: kCommandBuffer [source | sink]
