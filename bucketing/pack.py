@@ -26,12 +26,14 @@ class Chunk(NamedTuple):
         tokens: Its next tokens, at least one.
         next_tokens: The token after each of them; 0 where it is not known yet.
         sampled: Whether the last row draws the request's next token.
+        new_drafts: Drafts to make behind that token.
     """
 
     slot: int
     tokens: Int32[np.ndarray, " n"]
     next_tokens: Int32[np.ndarray, " n"]
     sampled: bool
+    new_drafts: int = 0
 
 
 class Group(NamedTuple):
@@ -46,6 +48,7 @@ class Group(NamedTuple):
         tokens: Known tokens of a rest.
         next_tokens: The token after each of them.
         sampled: Whether rows from the last known one on are sampled.
+        new_drafts: Drafts to make behind the last token drawn.
     """
 
     slot: int
@@ -55,6 +58,7 @@ class Group(NamedTuple):
     tokens: Int32[np.ndarray, " n"] | None
     next_tokens: Int32[np.ndarray, " n"] | None
     sampled: bool
+    new_drafts: int = 0
 
 
 class SlotSettings(NamedTuple):
@@ -97,12 +101,13 @@ class PageUpdate(NamedTuple):
 
 
 class RankRows(NamedTuple):
-    """What one attention rank computes in a step."""
+    """What one attention rank computes in a step; ``drafter`` says whether the MTP layer runs."""
 
     chunks: Sequence[Chunk] = ()
     groups: Sequence[Group] = ()
     resets: Sequence[SlotReset] = ()
     pages: Sequence[PageUpdate] = ()
+    drafter: bool = False
 
 
 def pack(cell: Cell, limits: Limits, rows: Sequence[RankRows]) -> StepInputs:
@@ -128,6 +133,8 @@ def pack(cell: Cell, limits: Limits, rows: Sequence[RankRows]) -> StepInputs:
         changed |= _pack_resets(neutral, rows)
     if any(rank.pages for rank in rows):
         changed |= _pack_pages(neutral, rows)
+    if any(rank.drafter for rank in rows):
+        changed["drafter"] = np.array([rank.drafter for rank in rows])
     return neutral._replace(**changed)
 
 
@@ -169,7 +176,7 @@ def _pack_chunks(neutral: StepInputs, rows: Sequence[RankRows]) -> dict[str, np.
     """Lay the chunks of each rank one after another from row 0."""
     tokens, next_tokens = neutral.prefill_tokens.copy(), neutral.prefill_next.copy()
     start, slot = neutral.chunk_start.copy(), neutral.chunk_slot.copy()
-    sampled = neutral.chunk_sampled.copy()
+    sampled, new_drafts = neutral.chunk_sampled.copy(), neutral.chunk_new_drafts.copy()
     for index, rank in enumerate(rows):
         row = 0
         for j, chunk in enumerate(rank.chunks):
@@ -180,6 +187,7 @@ def _pack_chunks(neutral: StepInputs, rows: Sequence[RankRows]) -> dict[str, np.
             start[index, j + 1] = stop
             slot[index, j] = chunk.slot
             sampled[index, j] = chunk.sampled
+            new_drafts[index, j] = chunk.new_drafts
         # Pad chunks are empty: they start and end where the last real one ends.
         start[index, len(rank.chunks) + 1 :] = row
     return {
@@ -188,12 +196,14 @@ def _pack_chunks(neutral: StepInputs, rows: Sequence[RankRows]) -> dict[str, np.
         "chunk_start": start,
         "chunk_slot": slot,
         "chunk_sampled": sampled,
+        "chunk_new_drafts": new_drafts,
     }
 
 
 def _pack_groups(neutral: StepInputs, rows: Sequence[RankRows]) -> dict[str, np.ndarray]:
     """Put each group into its row of the decode segment."""
-    names = ("group_slot", "group_decodes", "group_known", "group_drafts", "group_sampled")
+    names = ("slot", "decodes", "known", "drafts", "sampled", "new_drafts")
+    names = tuple(f"group_{name}" for name in names)
     changed = {name: getattr(neutral, name).copy() for name in names}
     if any(not group.decodes for rank in rows for group in rank.groups):
         changed["group_tokens"] = neutral.group_tokens.copy()
@@ -202,8 +212,8 @@ def _pack_groups(neutral: StepInputs, rows: Sequence[RankRows]) -> dict[str, np.
         if not rank.groups:
             continue
         # One conversion per field instead of one per element: this runs in every decode step.
-        slot, decodes, known, drafts, _, _, sampled = zip(*rank.groups, strict=True)
-        columns = (slot, decodes, known, drafts, sampled)
+        slot, decodes, known, drafts, _, _, sampled, new = zip(*rank.groups, strict=True)
+        columns = (slot, decodes, known, drafts, sampled, new)
         for name, column in zip(names, columns, strict=True):
             changed[name][index, : len(column)] = column
         for g, group in enumerate(rank.groups):

@@ -26,12 +26,14 @@ class Limits(NamedTuple):
         pages_per_seq: W, entries of one request's page table.
         page_size: Tokens per page.
         stop_ids: T, stop ids a request can have banned while it is below its minimum length.
+        num_drafts: k, the most drafts a slot holds; 0 without a drafter.
     """
 
     max_num_seqs: int
     pages_per_seq: int
     page_size: int
     stop_ids: int = 16
+    num_drafts: int = 0
 
     @property
     def pad_slot(self) -> int:
@@ -58,9 +60,12 @@ class Limits(NamedTuple):
         """U, page-table entries a step can add to slots that it does not reset.
 
         n rows reach into at most n // page_size + 1 new pages; one more each is for a row ahead.
+        A request that drafts may be told of pages for k rows more.
         """
-        chunk_pages = cell.prefill // self.page_size + 2 * self.chunks(cell)
-        return chunk_pages + cell.groups * (cell.width // self.page_size + 2)
+        ahead = self.num_drafts // self.page_size + 2
+        chunk_pages = cell.prefill // self.page_size + ahead * self.chunks(cell)
+        group_pages = (cell.width + self.num_drafts) // self.page_size + 2
+        return chunk_pages + cell.groups * group_pages
 
 
 class StepInputs(NamedTuple):
@@ -76,6 +81,7 @@ class StepInputs(NamedTuple):
         chunk_start: Row where each chunk starts; entry j + 1 ends chunk j. Pad chunks are empty.
         chunk_slot: Slot of each chunk; pads are `pad_slot`.
         chunk_sampled: The chunk's last row is sampled (final chunks only).
+        chunk_new_drafts: Drafts to make behind the token it draws; 0 is none.
         group_slot: Slot of each group; pads are `pad_slot`.
         group_decodes: The group is of class DECODE: known is 1, its tokens are the slot's last
             token and drafts. False for the rest of a prefill, whose tokens are in `group_tokens`.
@@ -84,6 +90,9 @@ class StepInputs(NamedTuple):
         group_tokens: Tokens of a group that does not decode; 0 elsewhere.
         group_next: The token that follows each of them, as in `prefill_next`.
         group_sampled: The group's rows from `known - 1` on are sampled.
+        group_new_drafts: Drafts to make behind the last token it draws; 0 is none.
+        drafter: Whether the MTP layer runs over the rows. Without it nothing is drafted, and its
+            cache has no entries for them.
         reset_slot: Slots whose state is replaced before anything else; pads are `dropped_slot`.
         reset_pages: The whole new page table of each; unused entries are page 0.
         reset_computed: Tokens of it already in the cache.
@@ -104,6 +113,7 @@ class StepInputs(NamedTuple):
     chunk_start: Int32[Any, "ranks J+1"]
     chunk_slot: Int32[Any, "ranks J"]
     chunk_sampled: Bool[Any, "ranks J"]
+    chunk_new_drafts: Int32[Any, "ranks J"]
     group_slot: Int32[Any, "ranks G"]
     group_decodes: Bool[Any, "ranks G"]
     group_known: Int32[Any, "ranks G"]
@@ -111,6 +121,8 @@ class StepInputs(NamedTuple):
     group_tokens: Int32[Any, "ranks G Q"]
     group_next: Int32[Any, "ranks G Q"]
     group_sampled: Bool[Any, "ranks G"]
+    group_new_drafts: Int32[Any, "ranks G"]
+    drafter: Bool[Any, " ranks"]
     reset_slot: Int32[Any, "ranks Z"]
     reset_pages: Int32[Any, "ranks Z W"]
     reset_computed: Int32[Any, "ranks Z"]
@@ -133,6 +145,8 @@ class StepOutputs(NamedTuple):
         chunk_tokens: The token drawn after each chunk; meaningless where it was not sampled.
         group_tokens: The token drawn at each row of a group; draw j is at row `known - 1 + j`.
         group_accepted: Accepted drafts a; the draws 0..a are the emitted tokens.
+        drafts: Drafts for the next step, made behind each chunk, then behind each group; as many
+            as were asked for have a meaning. The slots hold them too.
         expert_load: Rows of the busiest expert of any layer, and the mean over experts and layers;
             zeros without experts.
         expert_rows: Rows routed to each expert, layer by layer; pads reach none. They stay on the
@@ -143,6 +157,7 @@ class StepOutputs(NamedTuple):
     chunk_tokens: Int32[Any, "ranks J"]
     group_tokens: Int32[Any, "ranks G Q"]
     group_accepted: Int32[Any, "ranks G"]
+    drafts: Int32[Any, "ranks J+G k"]
     expert_load: Float32[Any, "ranks 2"]
     expert_rows: Int32[Any, "ranks sparse_layers E"]
     hidden: Float32[Any, "ranks N D"]
@@ -172,6 +187,7 @@ def input_shapes(cell: Cell, limits: Limits, ranks: int = 1) -> StepInputs:
         chunk_start=spec(J + 1),
         chunk_slot=spec(J),
         chunk_sampled=spec(J, dtype=np.bool_),
+        chunk_new_drafts=spec(J),
         group_slot=spec(G),
         group_decodes=spec(G, dtype=np.bool_),
         group_known=spec(G),
@@ -179,6 +195,8 @@ def input_shapes(cell: Cell, limits: Limits, ranks: int = 1) -> StepInputs:
         group_tokens=spec(G, Q),
         group_next=spec(G, Q),
         group_sampled=spec(G, dtype=np.bool_),
+        group_new_drafts=spec(G),
+        drafter=spec(dtype=np.bool_),
         reset_slot=spec(Z),
         reset_pages=spec(Z, W),
         reset_computed=spec(Z),

@@ -23,6 +23,9 @@ _CHOICES = {
     "kernels": ("auto", "reference", "xla", "mosaic_gpu"),
     "grid_warm": ("none", "hot", "all"),
 }
+# GLM-5.3's MTP layer was trained for five steps ahead.
+MAX_DRAFTS = 5
+AUTO_WIDTHS = (1, 2, 4, 6)
 _SMALLEST = {
     "max_model_len": 2,
     "max_num_seqs": 1,
@@ -48,7 +51,11 @@ class EngineConfig:
             requests of max_model_len.
         prefill_buckets: Sizes of the prefill segment, cut at max_num_batched_tokens.
         group_buckets: Sizes of the decode segment in groups, cut at max_num_seqs.
-        decode_widths: Rows per decode group.
+        num_speculative_tokens: Draft tokens that a decoding request verifies per step, 0 to 5; the
+            model's MTP layer makes them. "auto" lets the scheduler choose, step by step, what the
+            measured acceptance and step times are worth.
+        decode_widths: Rows per decode group; all groups of a step have one width. None is (1,)
+            without drafts, (1, k + 1) with k, (1, 2, 4, 6) for "auto".
         grid_cells: The compiled cells, (P, G, Q) each, where they are not all combinations of the
             buckets and widths; then the bucket lists do not count. See `grid_options`.
         max_step_ms: Cut prefill rows so that a step is predicted to take at most this long; None
@@ -104,7 +111,8 @@ class EngineConfig:
     num_pages: int | None = None
     prefill_buckets: Sequence[int] = (64, 512)
     group_buckets: Sequence[int] = (1, 8)
-    decode_widths: Sequence[int] = (1,)
+    num_speculative_tokens: int | str = 0
+    decode_widths: Sequence[int] | None = None
     grid_cells: Sequence[Sequence[int]] | None = None
     max_step_ms: float | int | None = None
     long_prefill_token_threshold: int = 0
@@ -135,6 +143,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every value and make the bucket lists tuples."""
+        self._check_speculation()
         for name in ("prefill_buckets", "group_buckets", "decode_widths", "piecewise_buckets"):
             object.__setattr__(self, name, _sizes(name, getattr(self, name)))
         if self.grid_cells is not None:
@@ -178,6 +187,37 @@ class EngineConfig:
                 f"max_step_ms is {most!r}; allowed: None (off) or milliseconds above 0."
             )
 
+    def _check_speculation(self) -> None:
+        """Check the draft length, and fill in the widths that go with it."""
+        drafts = self.num_speculative_tokens
+        known = isinstance(drafts, Integral) and not isinstance(drafts, bool)
+        if drafts != "auto" and not (known and 0 <= int(drafts) <= MAX_DRAFTS):
+            raise ValueError(
+                f"num_speculative_tokens is {drafts!r}; allowed: 0 to {MAX_DRAFTS}, or 'auto'."
+            )
+        if self.decode_widths is None:
+            widths = AUTO_WIDTHS if drafts == "auto" else tuple(sorted({1, int(drafts) + 1}))
+            object.__setattr__(self, "decode_widths", widths)
+        elif drafts != "auto" and max(self.decode_widths, default=0) <= int(drafts):
+            raise ValueError(
+                f"num_speculative_tokens {drafts} needs a group of {int(drafts) + 1} rows, but "
+                f"decode_widths are {tuple(self.decode_widths)}. Add that width, or leave "
+                "decode_widths out."
+            )
+
+    @property
+    def num_drafts(self) -> int:
+        """k, the most drafts of a request."""
+        if self.num_speculative_tokens == "auto":
+            return min(MAX_DRAFTS, self.widths[-1] - 1)
+        return int(self.num_speculative_tokens)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The decode widths, filled in."""
+        assert self.decode_widths is not None, "filled in when the options were checked"
+        return tuple(self.decode_widths)
+
     def _check_threshold(self) -> None:
         threshold = self.long_prefill_token_threshold
         if 0 < threshold < self.page_size:
@@ -205,12 +245,14 @@ class EngineConfig:
 
     def limits(self) -> Limits:
         """Return what the arrays of a step depend on besides the cell."""
-        return Limits(self.max_num_seqs, self.pages_per_seq, self.page_size)
+        return Limits(
+            self.max_num_seqs, self.pages_per_seq, self.page_size, num_drafts=self.num_drafts
+        )
 
     @property
     def widest(self) -> Cell:
         """The cell that holds every step; steps that run piece by piece are packed for it."""
-        return Cell(self.max_num_batched_tokens, self.max_num_seqs, self.decode_widths[-1])
+        return Cell(self.max_num_batched_tokens, self.max_num_seqs, self.widths[-1])
 
     def piecewise_axis(self) -> Axis:
         """Return the row axis of pieces; its largest bucket holds every step."""
@@ -223,12 +265,12 @@ class EngineConfig:
                 self.grid_cells,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_num_seqs=self.max_num_seqs,
-                widths=self.decode_widths,
+                widths=self.widths,
             )
         return Grid(
             Axis.cut("prefill rows", self.prefill_buckets, self.max_num_batched_tokens),
             Axis.cut("groups", self.group_buckets, self.max_num_seqs),
-            tuple(self.decode_widths),
+            self.widths,
         )
 
 

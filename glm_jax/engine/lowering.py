@@ -30,8 +30,6 @@ from glm_jax.model.storage import abstract_model, numpy_dtype, split_model
 # vocabulary are 40 MB.
 LOGITS = "logits"
 LOGITS_ROWS = 64
-# Drafts kept per slot; the model has no drafter in the step yet.
-NUM_DRAFTS = 0
 # Options that only choose cells, pages or weights; every other one may change a program, and so a
 # new option is taken to do so until it is listed here.
 _SHAPELESS = frozenset(
@@ -134,7 +132,7 @@ class Lowering:
                 page_size=engine.page_size,
             )
         )
-        self.slots: Slots = self._with_rank(slot_shapes(self.limits, NUM_DRAFTS))
+        self.slots: Slots = self._with_rank(slot_shapes(self.limits))
         plain = self.form._replace(kernels="reference")
         self.step = build_step(merge, plain, loop=engine.layer_loop)
         self._jit = partial(jax.jit, compiler_options=xla_options(engine.xla_flags))
@@ -168,7 +166,7 @@ class Lowering:
         shaping = {name: options[name] for name in options.keys() - _SHAPELESS}
         shaping |= {"num_pages": self.engine.pool_pages, "limits": self.limits._asdict()}
         # Pieces are packed for the widest step.
-        shaping |= {"num_drafts": NUM_DRAFTS, "widest": self.engine.widest}
+        shaping |= {"widest": self.engine.widest}
         return {"model": dataclasses.asdict(self.model), "engine": shaping}
 
     def inputs(self, cell: Cell) -> StepInputs:

@@ -15,7 +15,7 @@ from bucketing.cell import Cell
 from bucketing.piecewise import Piece, PieceBuckets
 from bucketing.programs import CompileReport, NoProgramError, ProgramTable, compile_program
 from bucketing.step_inputs import StepInputs, StepOutputs
-from glm_jax.engine.lowering import LOGITS, LOGITS_ROWS, NUM_DRAFTS, Lowering
+from glm_jax.engine.lowering import LOGITS, LOGITS_ROWS, Lowering
 from glm_jax.engine.modes import Mode, Served, full
 from glm_jax.engine.piecewise import PiecewiseStep
 from glm_jax.model.cache import Cache, make_zeros
@@ -165,7 +165,7 @@ class Runner:
             for array in self._cache:
                 array.delete()
         self._cache = self._make_cache()
-        self._slots = jax.device_put(empty_slots(self.limits, NUM_DRAFTS, 1))
+        self._slots = jax.device_put(empty_slots(self.limits, 1))
 
     def snapshot(self) -> Cache:
         """A host copy of the whole cache, for tests and tools that inspect pages."""

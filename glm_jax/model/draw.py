@@ -20,14 +20,19 @@ class Drawn(NamedTuple):
     group_accepted: Int[Array, " G"]
 
     def outputs(
-        self, hidden: Float[Array, "N D"], expert_rows: Int[Array, "sparse_layers E"]
+        self,
+        drafts: Int[Array, "J+G k"],
+        hidden: Float[Array, "N D"],
+        expert_rows: Int[Array, "sparse_layers E"],
     ) -> StepOutputs:
-        """The outputs of the step, with its hidden rows and the rows of each expert."""
+        """The outputs of the step, with its drafts, hidden rows and the rows of each expert."""
         load = jnp.zeros(2)
         if expert_rows.size:
             rows = expert_rows.astype(jnp.float32)
             load = jnp.stack([jnp.max(rows), jnp.mean(rows)])
-        return StepOutputs(*self, expert_load=load, expert_rows=expert_rows, hidden=hidden)
+        return StepOutputs(
+            *self, drafts=drafts, expert_load=load, expert_rows=expert_rows, hidden=hidden
+        )
 
 
 def draw_tokens(

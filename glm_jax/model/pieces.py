@@ -285,7 +285,8 @@ class Pieces:
         laid_out = jnp.where(rows.valid[:, None], hidden[safe], 0.0)
         experts = self._form.config.n_routed_experts
         counts = jnp.stack(expert_rows) if expert_rows else jnp.zeros((0, experts), jnp.int32)
-        return _with_rank((one, drawn.outputs(laid_out, counts)))
+        drafts = jnp.zeros((inputs.chunk_slot.size + inputs.group_slot.size, 0), jnp.int32)
+        return _with_rank((one, drawn.outputs(drafts, laid_out, counts)))
 
     def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""

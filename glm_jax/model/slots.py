@@ -20,7 +20,7 @@ class Slots(NamedTuple):
     page_table: Int[Array, "slots W"]
     computed: Int[Array, " slots"]  # tokens whose entries are in the cache
     last_token: Int[Array, " slots"]  # drawn, not yet in the cache
-    drafts: Int[Array, "slots k"]
+    drafts: Int[Array, "slots k"]  # of the next tokens; the host knows how many have a meaning
     temperature: Float[Array, " slots"]  # 0 = greedy
     top_k: Int[Array, " slots"]  # 0 = off
     top_p: Float[Array, " slots"]
@@ -30,7 +30,7 @@ class Slots(NamedTuple):
     stop_ids: Int[Array, "slots T"]
 
 
-def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
+def slot_shapes(limits: Limits) -> Slots:
     """Shapes and types of one rank's slots, pad slot included."""
     slots = limits.max_num_seqs + 1
 
@@ -41,7 +41,7 @@ def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
         page_table=shape(limits.pages_per_seq),
         computed=shape(),
         last_token=shape(),
-        drafts=shape(num_drafts),
+        drafts=shape(limits.num_drafts),
         temperature=shape(dtype=jnp.float32),
         top_k=shape(),
         top_p=shape(dtype=jnp.float32),
@@ -52,13 +52,13 @@ def slot_shapes(limits: Limits, num_drafts: int) -> Slots:
     )
 
 
-def empty_slots(limits: Limits, num_drafts: int, ranks: int) -> Slots:
+def empty_slots(limits: Limits, ranks: int) -> Slots:
     """Host arrays of empty slots with the rank axis in front."""
 
     def empty(spec: Any) -> Any:
         return np.zeros((ranks, *spec.shape), spec.dtype)
 
-    return jax.tree.map(empty, slot_shapes(limits, num_drafts))
+    return jax.tree.map(empty, slot_shapes(limits))
 
 
 def update_slots(slots: Slots, inputs: StepInputs) -> Slots:

@@ -7,6 +7,7 @@ time by ``bucketing.programs``.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.cache import Cache
@@ -49,7 +50,8 @@ def build_step(merge: Callable[[list], Transformer], form: Form, *, loop: str) -
         x = model.embed[...][rows.tokens].astype(form.dtype)
         stream = run_layers(model, x, cache, context, loop=loop, topk=topk)
         slots, drawn = draw_tokens(model.head[...], stream.x, slots, rows, inputs)
-        return stream.cache, slots, drawn.outputs(stream.x, stream.expert_rows)
+        drafts = jnp.zeros((inputs.chunk_slot.size + inputs.group_slot.size, 0), jnp.int32)
+        return stream.cache, slots, drawn.outputs(drafts, stream.x, stream.expert_rows)
 
     return over_ranks(step_rank)
 

@@ -24,7 +24,7 @@ from bucketing.pack import Chunk, Group, RankRows, pack
 from bucketing.programs import CompileReport, compile_program
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.config import EngineConfig
-from glm_jax.engine.lowering import NUM_DRAFTS, Lowering
+from glm_jax.engine.lowering import Lowering
 from glm_jax.model.cache import Cache
 from glm_jax.model.slots import Slots, empty_slots
 from glm_jax.model.storage import split_model
@@ -133,7 +133,7 @@ class Steps:
     def slots(self, work: Work, context: int) -> Slots:
         """Greedy requests, each with pages of its own, as long as the step needs them."""
         limits = self.lowering.limits
-        slots = empty_slots(limits, NUM_DRAFTS, 1)
+        slots = empty_slots(limits, 1)
         own = 1 + np.arange(limits.max_num_seqs * limits.pages_per_seq, dtype=np.int32)
         slots.page_table[0, :-1] = own.reshape(limits.max_num_seqs, limits.pages_per_seq)
         slots.computed[0, :-1] = context - (work.cell.prefill or 1)

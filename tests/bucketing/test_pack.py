@@ -81,7 +81,7 @@ def test_pack_keeps_neutral_arrays_where_nothing_is_said():
     changed = {
         name for name, a, b in zip(inputs._fields, inputs, neutral, strict=True) if a is not b
     }
-    names = {"slot", "decodes", "known", "drafts", "sampled"}
+    names = {"slot", "decodes", "known", "drafts", "sampled", "new_drafts"}
     assert changed == {f"group_{name}" for name in names}
 
 

@@ -153,10 +153,11 @@ class FakeDevice:
                 accepted[0, g] = 0
         self._check_pads()
         hidden = np.zeros((1, cell.rows, 1), np.float32)
+        drafts = np.zeros((1, len(chunks) + len(groups), 0), np.int32)
         # One layer of one expert, which every row reaches.
         rows = sum(len(tokens) for slot, tokens, *_ in (*chunks, *groups) if slot in served)
         load, counts = np.full((1, 2), rows, np.float32), np.full((1, 1, 1), rows, np.int32)
-        return StepOutputs(chunk_tokens, group_tokens, accepted, load, counts, hidden)
+        return StepOutputs(chunk_tokens, group_tokens, accepted, drafts, load, counts, hidden)
 
     def _read(self, cell: Cell, inputs: StepInputs) -> StepInputs:
         """Return the inputs as lists, after checking their shapes and dtypes."""

@@ -105,7 +105,7 @@ def compile_open(config: GlmConfig, merge: Callable, leaves: list, pages: int) -
         lambda spec: np.zeros((1, *spec.shape), spec.dtype),
         cache_shapes(config, FLOAT32, num_pages=pages + 1, page_size=PAGE_SIZE),
     )
-    slots = empty_slots(limits, 0, 1)
+    slots = empty_slots(limits, 1)
     jitted = jax.jit(program)
 
     def run(leaves, tokens, ties):

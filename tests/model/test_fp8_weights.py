@@ -97,7 +97,7 @@ def generated():
 
     shapes = cache_shapes(CONFIG, CACHE, num_pages=5, page_size=LIMITS.page_size)
     cache = jax.tree.map(lambda spec: np.zeros((1, *spec.shape), spec.dtype), shapes)
-    states = dict.fromkeys(steps, (cache, empty_slots(LIMITS, 0, 1)))
+    states = dict.fromkeys(steps, (cache, empty_slots(LIMITS, 1)))
     hidden, tokens = {form: [] for form in steps}, {form: [] for form in steps}
     rows = np.random.default_rng(2).integers(2, CONFIG.vocab_size, PROMPT).astype(np.int32)
     program = jax.jit(all_steps).lower(leaves, states, inputs_of(rows)).compile()

@@ -34,7 +34,7 @@ NOTICED = 10 * TOLERANCE
 
 NUM_DRAFTS = 5
 CELL = Cell(64, 1, 1 + NUM_DRAFTS)
-LIMITS = Limits(max_num_seqs=2, pages_per_seq=8, page_size=16)
+LIMITS = Limits(max_num_seqs=2, pages_per_seq=8, page_size=16, num_drafts=NUM_DRAFTS)
 REQUESTS = LIMITS.chunks(CELL) + CELL.groups
 NUM_PAGES = 2 * LIMITS.pages_per_seq + 1
 GREEDY = SlotSettings(0.0, 0, 1.0, 0.0, 0, 0, ())
@@ -87,7 +87,7 @@ class Requests:
         scale = np.broadcast_to(np.float32(mutation.recycle_scale), width)
         self.mutation = mutation._replace(recycle_scale=scale)
         self.leaves = leaves_of(parameters or golden().parameters)
-        self.slots = empty_slots(LIMITS, NUM_DRAFTS, 1)
+        self.slots = empty_slots(LIMITS, 1)
         self.cache = jax.tree.map(
             lambda spec: np.zeros((1, *spec.shape), spec.dtype),
             cache_shapes(
@@ -313,7 +313,7 @@ def test_drafting_traces_in_every_form_of_the_weights(storage, weight_dtype):
         is_leaf=lambda leaf: hasattr(leaf, "dtype"),
     )
     lengths = jax.ShapeDtypeStruct((REQUESTS,), jnp.int32)
-    arguments = leaves, with_rank(cache), with_rank(slot_shapes(LIMITS, NUM_DRAFTS)), inputs
+    arguments = leaves, with_rank(cache), with_rank(slot_shapes(LIMITS)), inputs
     *_, found = jax.eval_shape(drafting_step(merge, form), *arguments, lengths, Mutation())
     assert found.y.dtype == jnp.bfloat16
     assert found.shared.tokens.shape == found.indexed.tokens.shape == (REQUESTS, NUM_DRAFTS)

@@ -118,7 +118,7 @@ def test_per_layer_storage_copies_no_weights(config):
     arguments = (
         leaves,
         _with_rank(cache_shapes(wide, cache_format, num_pages=17, page_size=8)),
-        _with_rank(slot_shapes(LIMITS, 0)),
+        _with_rank(slot_shapes(LIMITS)),
         jax.tree.map(
             _shape, input_shapes(CELL, LIMITS), is_leaf=lambda leaf: hasattr(leaf, "shape")
         ),
