@@ -21,7 +21,7 @@ class Drawn(NamedTuple):
 
     def outputs(
         self,
-        drafts: Int[Array, "J+G k"],
+        drafts: Int[Array, "R k"],
         hidden: Float[Array, "N D"],
         expert_rows: Int[Array, "sparse_layers E"],
     ) -> StepOutputs:
