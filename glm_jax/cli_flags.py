@@ -27,8 +27,21 @@ _ENGINE_FLAGS = (
     "grid_warm",
     "execution_mode",
     "max_step_ms",
+    "num_speculative_tokens",
 )
-_FLAG_TYPES = {"num_pages": int, "latent_norm_eps": float, "max_step_ms": float}
+
+
+def _drafts(text: str) -> int | str:
+    """Read a count, or "auto"; the options check what it may be."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+_FLAG_TYPES = {
+    "num_pages": int,
+    "latent_norm_eps": float,
+    "max_step_ms": float,
+    "num_speculative_tokens": _drafts,
+}
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:

@@ -60,6 +60,12 @@ def resolve_options(
             "layer_loop 'scan' needs layer_storage 'stacked', got 'per_layer'. Change either."
         )
     config = EngineConfig(**chosen)
+    if config.num_drafts and not model.num_nextn_predict_layers:
+        raise ValueError(
+            f"num_speculative_tokens is {config.num_speculative_tokens!r}, but the model has no "
+            "MTP layer to draft with (num_nextn_predict_layers is 0). Use "
+            "num_speculative_tokens 0."
+        )
     cache_format_of(model, config.kv_cache_dtype)  # refuses a layout that the model does not fit
     if config.num_pages is None and platform == "cpu":
         # Elsewhere the device's memory decides (``device_memory.fit_pool``).

@@ -4,7 +4,8 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -19,8 +20,11 @@ from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
+    NO_DRAFTS,
     CompletionOutput,
+    GroupDrafts,
     RequestOutput,
+    StepNotes,
     StepRecord,
     StepResult,
     StreamDelta,
@@ -29,8 +33,10 @@ from glm_jax.engine.outputs import (
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.phase_clock import PhaseClock
 from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.prompt_logits import collect_logits
 from glm_jax.engine.request import FinishReason, Request
-from glm_jax.engine.scheduler import RequestUpdate, Scheduler
+from glm_jax.engine.request_update import RequestUpdate
+from glm_jax.engine.scheduler import Scheduler
 from glm_jax.engine.stopping import end_at_stop_string, end_with_error
 from glm_jax.engine.text_stream import TextStream
 from glm_jax.sampling.params import SamplingParams
@@ -39,7 +45,13 @@ from glm_jax.tokenizer import Tokenizer
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs packed steps; ``Runner`` on a device, a fake in tests."""
+    """Runs packed steps; ``Runner`` on a device, a fake in tests.
+
+    Attributes:
+        drafts_write_ahead: whether making drafts writes the cache behind a step's rows.
+    """
+
+    drafts_write_ahead: bool
 
     def serve(self, cell: Cell, rows: int) -> Served:
         """Say how a step of so many useful rows will run, and in which layout to pack it."""
@@ -61,13 +73,14 @@ class Executor(Protocol):
 class _Entry:
     """What the engine keeps of a request besides the scheduler's state."""
 
-    __slots__ = ("logits", "prompt", "request", "stream")
+    __slots__ = ("drafts", "logits", "prompt", "request", "stream")
 
     def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
         self.request = request
         self.prompt = prompt
         self.stream = stream
         self.logits: np.ndarray | None = None
+        self.drafts = NO_DRAFTS
 
 
 class Engine:
@@ -106,7 +119,13 @@ class Engine:
         """
         self.config = config
         pages = PagePool(config.pool_pages, config.page_size)
-        self.scheduler = Scheduler(config, grid or config.grid(), pages, step_time)
+        self.scheduler = Scheduler(
+            config,
+            grid or config.grid(),
+            pages,
+            step_time,
+            drafts_write_ahead=executor.drafts_write_ahead,
+        )
         self.steps = 0
         self.use = GridUse()
         self._executor = executor
@@ -117,8 +136,7 @@ class Engine:
         self._entries: dict[str, _Entry] = {}
         self._late: list[StreamDelta] = []
         self._faults_without_progress = 0
-        self._served: Served | None = None
-        self._expert_load = 0.0, 0.0  # of the current step: most and mean rows of an expert
+        self._notes = StepNotes()
 
     @property
     def has_unfinished(self) -> bool:
@@ -205,8 +223,7 @@ class Engine:
         deltas, self._late = self._late, []
         clock = PhaseClock(started)
         plan: StepPlan | None = None
-        self._served, self._expert_load = None, (0.0, 0.0)
-        fault = None
+        notes = self._notes = StepNotes()
         try:
             with clock.phase("schedule"):
                 self._fault_hook("schedule", None)
@@ -218,16 +235,14 @@ class Engine:
                 if new:
                     self._faults_without_progress = 0
         except StepFault as error:
-            fault = str(error)
+            notes.fault = str(error)
             deltas += self._recover(plan, error)
         except BaseException:
             self._late = deltas + self._late
             self._lose_pool()
             raise
         wall_time = time.perf_counter() - started
-        record = record_of(
-            self.steps, plan, self._served, clock.phases(), wall_time, fault, self._expert_load
-        )
+        record = record_of(self.steps, plan, notes, clock.phases(), wall_time)
         self._learn(record)
         self.steps += 1
         return StepResult(deltas, record)
@@ -236,23 +251,44 @@ class Engine:
         """Everything after planning."""
         with clock.phase("pack"):
             self._fault_hook("pack", plan)
-            served = self._served = self._executor.serve(plan.cell, plan.useful_rows)
+            served = self._notes.served = self._executor.serve(plan.cell, plan.useful_rows)
             inputs = pack(served.layout, self.scheduler.limits, plan.rows)
         with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
             outputs = self._executor.run(served, inputs)
         with clock.phase("device"):
             self._fault_hook("device", plan)
-            self._collect_logits(plan, served.layout, outputs)
+            wanted = {name: self._entries[name].logits for name in plan.request_ids}
+            if any(logits is not None for logits in wanted.values()):
+                logits_of = partial(self._executor.logits, outputs)
+                collect_logits(plan, served.layout, logits_of, wanted)
         with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
             drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
+            if plan.drafter:
+                drawn = *drawn, outputs.drafts
             fetched = tuple(np.asarray(array) for array in drawn)
             most, mean = np.asarray(outputs.expert_load)[0].tolist()
-            self._expert_load = most, mean
+            self._notes.expert_load = most, mean
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
-            return [self._delta(update) for update in self.scheduler.commit(plan, *fetched)]
+            updates = self.scheduler.commit(plan, *fetched)
+            deltas = [self._delta(update) for update in updates]
+            self._note_drafts(updates, deltas)
+            return deltas
+
+    def _note_drafts(self, updates: Sequence[RequestUpdate], deltas: Sequence[StreamDelta]) -> None:
+        """Count what was verified; a draft behind a stop string is not among the accepted."""
+        noted = []
+        for update, delta in zip(updates, deltas, strict=True):
+            if not update.draft_token_ids:
+                continue
+            accepted = min(update.accepted, len(delta.token_ids))
+            verified = GroupDrafts(update.request_id, tuple(update.draft_token_ids), accepted)
+            entry = self._entries[update.request_id]
+            entry.drafts = entry.drafts.with_group(verified)
+            noted.append(verified)
+        self._notes.drafts = tuple(noted)
 
     def _learn(self, record: StepRecord) -> None:
         """Count a step, and let the step-time model see one that ran as its cell's program."""
@@ -261,8 +297,12 @@ class Engine:
         model, seconds = self.scheduler.step_time, record.wall_time
         rows = record.prefill_rows + record.decode_rows
         self.use.add(record.cell, rows, seconds, piecewise=record.mode == Mode.PIECEWISE)
-        if record.mode == Mode.FULL and isinstance(model, StepTimeModel):
-            model.observe(record.cell, record.pairs, seconds)
+        if record.mode == Mode.FULL:
+            if isinstance(model, StepTimeModel):
+                model.observe(record.cell, record.pairs, seconds)
+            self.scheduler.drafting.policy.observe_step(
+                record.cell, record.drafter, record.new_drafts, record.pairs, seconds
+            )
 
     def _recover(self, plan: StepPlan | None, fault: StepFault) -> list[StreamDelta]:
         """Fail the culprits, keep everyone else.
@@ -323,18 +363,6 @@ class Engine:
             text += stream.finish()
         return text, kept
 
-    def _collect_logits(self, plan: StepPlan, layout: Cell, outputs: StepOutputs) -> None:
-        """Fetch the logits of prompt rows for the requests that asked for them."""
-        first_rows = _first_rows(plan, layout)
-        for entry, first in zip(plan.entries, first_rows, strict=True):
-            wanted = self._entries[entry.request_id].logits
-            start = entry.request.computed
-            if wanted is None or start >= len(wanted):
-                continue
-            count = min(entry.known, len(wanted) - start)
-            rows = range(first, first + count)
-            wanted[start : start + count] = self._executor.logits(outputs, rows)
-
     def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
@@ -367,14 +395,5 @@ class Engine:
             request.prompt_token_ids,
             [completion],
             request.finished,
+            entry.drafts,
         )
-
-
-def _first_rows(plan: StepPlan, layout: Cell) -> Iterator[int]:
-    """The first row of each entry of a plan in a layout, prefill segment first."""
-    row = 0
-    for entry in plan.chunk_entries:
-        yield row
-        row += entry.rows
-    for group in range(len(plan.group_entries)):
-        yield layout.prefill + group * layout.width

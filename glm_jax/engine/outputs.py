@@ -27,6 +27,36 @@ class CompletionOutput:
     error: str | None = None
 
 
+class DraftCounts(NamedTuple):
+    """What became of a request's drafts.
+
+    Attributes:
+        verified_groups: Steps that verified drafts of it.
+        draft_tokens: Drafts that were verified.
+        accepted_tokens: Those that are among its tokens.
+    """
+
+    verified_groups: int
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per verifying step: accepted drafts and the one after them; 1 without steps."""
+        return 1.0 + self.accepted_tokens / max(self.verified_groups, 1)
+
+    def with_group(self, group: "GroupDrafts") -> "DraftCounts":
+        """The counts after one more verifying step."""
+        return DraftCounts(
+            self.verified_groups + 1,
+            self.draft_tokens + len(group.draft_token_ids),
+            self.accepted_tokens + group.accepted,
+        )
+
+
+NO_DRAFTS = DraftCounts(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A request and what it has generated."""
@@ -36,6 +66,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    drafts: DraftCounts = NO_DRAFTS
 
 
 class StreamDelta(NamedTuple):
@@ -47,6 +78,19 @@ class StreamDelta(NamedTuple):
     finish_reason: str | None
     stop_reason: int | str | None
     error: str | None
+
+
+class GroupDrafts(NamedTuple):
+    """The drafts that a step verified for one request; the first ``accepted`` were right."""
+
+    request_id: str
+    draft_token_ids: tuple[int, ...]
+    accepted: int
+
+    @property
+    def accepted_token_ids(self) -> tuple[int, ...]:
+        """The accepted ones."""
+        return self.draft_token_ids[: self.accepted]
 
 
 class HostPhases(NamedTuple):
@@ -81,6 +125,9 @@ class StepRecord:
         fault: phase and message of a fault.
         expert_rows_max: rows that the busiest expert of any layer got.
         expert_rows_mean: mean over experts and layers.
+        drafter: whether the MTP layer ran.
+        new_drafts: the most drafts that it made for a request.
+        drafts: what was verified, one entry per request with drafts.
     """
 
     index: int
@@ -99,6 +146,19 @@ class StepRecord:
     pairs: int = 0
     expert_rows_max: int = 0
     expert_rows_mean: float = 0.0
+    drafter: bool = False
+    new_drafts: int = 0
+    drafts: tuple[GroupDrafts, ...] = ()
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafts that were verified."""
+        return sum(len(group.draft_token_ids) for group in self.drafts)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafts that were accepted."""
+        return sum(group.accepted for group in self.drafts)
 
 
 class StepResult(NamedTuple):
@@ -108,16 +168,28 @@ class StepResult(NamedTuple):
     record: StepRecord
 
 
+@dataclass(slots=True)
+class StepNotes:
+    """What the engine notes while a step runs.
+
+    Attributes:
+        served: how it runs; None until that is known.
+        fault: phase and message.
+        expert_load: most and mean rows of an expert.
+        drafts: what was verified.
+    """
+
+    served: Served | None = None
+    fault: str | None = None
+    expert_load: tuple[float, float] = (0.0, 0.0)
+    drafts: tuple[GroupDrafts, ...] = ()
+
+
 def record_of(
-    index: int,
-    plan: StepPlan | None,
-    served: Served | None,
-    phases: HostPhases,
-    wall_time: float,
-    fault: str | None,
-    expert_load: tuple[float, float],
+    index: int, plan: StepPlan | None, notes: StepNotes, phases: HostPhases, wall_time: float
 ) -> StepRecord:
     """The record of a planned step, of an idle one, or of a fault before there was a plan."""
+    served, fault = notes.served, notes.fault
     if plan is None:
         kind = "fault" if fault else "idle"
         return StepRecord(index, kind, None, 0, 0, 0, 0, (), phases, wall_time, fault)
@@ -136,6 +208,9 @@ def record_of(
         mode="" if served is None else served.mode.value,
         mode_reason="" if served is None else served.reason,
         pairs=plan.pairs,
-        expert_rows_max=int(expert_load[0]),
-        expert_rows_mean=expert_load[1],
+        expert_rows_max=int(notes.expert_load[0]),
+        expert_rows_mean=notes.expert_load[1],
+        drafter=plan.drafter,
+        new_drafts=max((entry.new_drafts for entry in plan.entries), default=0),
+        drafts=notes.drafts,
     )

@@ -1,5 +1,6 @@
 """What the scheduler decides for one step; `pack` turns it into arrays, `commit` takes it back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,15 +16,19 @@ class PlanEntry(NamedTuple):
         request: The request.
         row_class: What its rows are.
         known: Committed tokens among them.
-        drafts: Draft tokens after those.
+        draft_token_ids: Draft tokens after those.
         sampled: Whether the last known row (and each draft) draws a token.
+        new_drafts: Drafts to make behind the last token drawn, for the next step.
+        rows_ahead: Positions after its rows that making them may write.
     """
 
     request: Request
     row_class: RowClass
     known: int
-    drafts: int
+    draft_token_ids: Sequence[int]
     sampled: bool
+    new_drafts: int = 0
+    rows_ahead: int = 0
 
     @property
     def request_id(self) -> str:
@@ -31,9 +36,19 @@ class PlanEntry(NamedTuple):
         return self.request.request_id
 
     @property
+    def drafts(self) -> int:
+        """How many draft tokens it has."""
+        return len(self.draft_token_ids)
+
+    @property
     def rows(self) -> int:
         """Rows it uses."""
-        return self.known + self.drafts
+        return self.known + len(self.draft_token_ids)
+
+    @property
+    def end(self) -> int:
+        """Positions its page table must hold on the device: all that the step may write."""
+        return self.request.computed + self.rows + self.rows_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,7 @@ class StepPlan:
         group_entries: Who owns each group of the decode segment, in order; decodes first, then
             rests of prefills that were placed there.
         pairs: (row, key) pairs that an indexer layer scores: over the useful rows, position + 1.
+        drafter: Whether the MTP layer runs.
     """
 
     cell: Cell
@@ -54,6 +70,7 @@ class StepPlan:
     chunk_entries: tuple[PlanEntry, ...]
     group_entries: tuple[PlanEntry, ...]
     pairs: int
+    drafter: bool = False
 
     @property
     def entries(self) -> tuple[PlanEntry, ...]:

@@ -7,48 +7,61 @@ from jaxtyping import Int32
 
 from bucketing.pack import Chunk, Group, PageUpdate, RankRows, SlotReset
 from glm_jax.engine.chunking import Piece
+from glm_jax.engine.drafting import NextDrafts
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import Placement
 from glm_jax.engine.plan import PlanEntry, StepPlan
 from glm_jax.engine.request import Request, RowClass
 
 
-def write_plan(pool: PagePool, placement: Placement, decodes: Sequence[Request]) -> StepPlan:
-    """Return the plan of a step; every request in it has its slot and its pages."""
+def write_plan(
+    pool: PagePool, placement: Placement, decodes: Sequence[Request], following: NextDrafts
+) -> StepPlan:
+    """Return the plan of a step; every request in it has its slot and its pages.
+
+    Args:
+        pool: Of the rank.
+        placement: The cell, and where prefill rows sit in it.
+        decodes: Who decodes; first among the groups.
+        following: The drafts to make for the next step.
+    """
     chunks, chunk_entries = [], []
     for piece in placement.chunks:
-        slot, tokens, following = _piece_rows(piece)
-        chunks.append(Chunk(slot, tokens, following, piece.final))
-        chunk_entries.append(_prefill_entry(piece))
+        slot, tokens, after = _piece_rows(piece)
+        entry = _prefill_entry(piece, following)
+        chunks.append(Chunk(slot, tokens, after, piece.final, entry.new_drafts))
+        chunk_entries.append(entry)
     groups, group_entries = [], []
-    decode = RowClass.DECODE
     for request in decodes:
-        drafts = request.drafts
-        groups.append(Group(_slot(request), True, 1, drafts, None, None, True))
-        group_entries.append(PlanEntry(request, decode, 1, drafts, True))
+        entry = _decode_entry(request, following)
+        drafts, new_drafts = len(entry.draft_token_ids), entry.new_drafts
+        groups.append(Group(_slot(request), True, 1, drafts, None, None, True, new_drafts))
+        group_entries.append(entry)
     for piece in placement.groups:
-        slot, tokens, following = _piece_rows(piece)
-        groups.append(Group(slot, False, piece.rows, 0, tokens, following, piece.final))
-        group_entries.append(_prefill_entry(piece))
+        slot, tokens, after = _piece_rows(piece)
+        entry = _prefill_entry(piece, following)
+        groups.append(
+            Group(slot, False, piece.rows, 0, tokens, after, piece.final, entry.new_drafts)
+        )
+        group_entries.append(entry)
     resets, updates = _differences(pool, (*chunk_entries, *group_entries))
-    rows = RankRows(chunks, groups, resets, updates)
+    rows = RankRows(chunks, groups, resets, updates, following.drafter)
     entries = tuple(chunk_entries), tuple(group_entries)
-    return StepPlan(placement.cell, (rows,), *entries, placement.pairs)
+    return StepPlan(placement.cell, (rows,), *entries, placement.pairs, following.drafter)
 
 
 def pages_told(pool: PagePool, entry: PlanEntry) -> int:
     """Return how many page-table entries the device knows once the entry's step has run.
 
-    A reset tells the whole table. Otherwise only pages of this step's rows are told: a request may
-    hold more, from a larger plan that was cancelled, than the cell has page updates for.
+    A reset tells the whole table. Otherwise only pages that the step may write are told: a request
+    may hold more, from a larger plan that was cancelled, than the cell has page updates for.
     """
-    request, _, known, drafts, _ = entry
+    request = entry.request
     if request.needs_reset:
         return len(request.pages)
-    rows = request.computed + known + drafts
-    if rows <= request.synced_pages * pool.page_size:
+    if entry.end <= request.synced_pages * pool.page_size:
         return request.synced_pages
-    return pool.pages_for(rows)
+    return pool.pages_for(entry.end)
 
 
 def _differences(
@@ -57,15 +70,16 @@ def _differences(
     """Return what the device must learn about the slots of a step before its rows run."""
     resets, updates = [], []
     size = pool.page_size
-    for request, _, known, drafts, _ in entries:
+    for entry in entries:
+        request = entry.request
         if request.needs_reset:
             pages = tuple(request.pages)
             resets.append(SlotReset(_slot(request), pages, request.computed, request.settings()))
             continue
-        told = request.synced_pages
+        told, end = request.synced_pages, entry.end
         # Most steps stay within the last page that the device knows.
-        if request.computed + known + drafts > told * size:
-            for index in range(told, pool.pages_for(request.computed + known + drafts)):
+        if end > told * size:
+            for index in range(told, pool.pages_for(end)):
                 updates.append(PageUpdate(_slot(request), index, request.pages[index]))
     return resets, updates
 
@@ -80,5 +94,27 @@ def _piece_rows(piece: Piece) -> tuple[int, Int32[np.ndarray, " n"], Int32[np.nd
     return (_slot(piece.request), *piece.request.rows(piece.rows))
 
 
-def _prefill_entry(piece: Piece) -> PlanEntry:
-    return PlanEntry(piece.request, RowClass.PREFILL, piece.rows, 0, piece.final)
+def _prefill_entry(piece: Piece, following: NextDrafts) -> PlanEntry:
+    name = piece.request.request_id
+    return PlanEntry(
+        piece.request,
+        RowClass.PREFILL,
+        piece.rows,
+        (),
+        piece.final,
+        following.lengths.get(name, 0),
+        following.ahead.get(name, 0),
+    )
+
+
+def _decode_entry(request: Request, following: NextDrafts) -> PlanEntry:
+    name = request.request_id
+    return PlanEntry(
+        request,
+        RowClass.DECODE,
+        1,
+        request.draft_token_ids,
+        True,
+        following.lengths.get(name, 0),
+        following.ahead.get(name, 0),
+    )

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from bucketing.pack import SlotSettings
+from glm_jax.engine.acceptance import RequestAcceptance
 from glm_jax.sampling.params import SamplingParams
 
 
@@ -54,7 +55,10 @@ class Request:
         status: Where it is.
         computed: Tokens whose rows are in the cache.
         prefill_end: T when it was (re)admitted: what must be computed before it decodes.
-        drafts: Draft tokens that wait on the device for verification.
+        draft_token_ids: Drafts that wait on the device for verification.
+        speculates: Whether drafts are made for it at all; the draft policy decides when it gets its
+            slot, and may end it later.
+        acceptance: What became of its drafts.
         slot: Its slot while running; None otherwise.
         pages: Its page table while running.
         synced_pages: How many entries of it the device knows.
@@ -67,8 +71,9 @@ class Request:
 
     __slots__ = (
         "_tokens",
+        "acceptance",
         "computed",
-        "drafts",
+        "draft_token_ids",
         "eos_token_ids",
         "error",
         "finish_reason",
@@ -83,6 +88,7 @@ class Request:
         "request_id",
         "seed",
         "slot",
+        "speculates",
         "status",
         "stop_value",
         "synced_pages",
@@ -107,7 +113,9 @@ class Request:
         self.status = RequestStatus.WAITING
         self.computed = 0
         self.prefill_end = self.length
-        self.drafts = 0
+        self.draft_token_ids: Sequence[int] = ()
+        self.speculates = False
+        self.acceptance = RequestAcceptance()
         self.slot: int | None = None
         self.pages: list[int] = []
         self.synced_pages = 0

@@ -1,5 +1,6 @@
 """Reads the fetched outputs of a step back into tokens per request; nothing is changed here."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +11,19 @@ from glm_jax.engine.request import RowClass
 
 
 class Result(NamedTuple):
-    """What a step did for one request: rows that stay in the cache, and the tokens it drew."""
+    """What a step did for one request.
+
+    Attributes:
+        entry: Of the plan.
+        advance: Rows that stay in the cache.
+        tokens: Tokens it drew.
+        drafts: Drafts made for the next step.
+    """
 
     entry: PlanEntry
     advance: int
     tokens: list[int]
+    drafts: list[int]
 
 
 def read_results(
@@ -22,6 +31,7 @@ def read_results(
     chunk_tokens: Integer[np.ndarray, "ranks J"],
     group_tokens: Integer[np.ndarray, "ranks G Q"],
     group_accepted: Integer[np.ndarray, "ranks G"],
+    drafts: Integer[np.ndarray, "ranks R k"] | None = None,
 ) -> list[Result]:
     """Return the result of every request of the plan, in plan order.
 
@@ -37,19 +47,22 @@ def read_results(
         or group_tokens.shape[1] < cell.groups
         or group_tokens.shape[2] < cell.width
         or len(accepted) < cell.groups
+        or (drafts is not None and drafts.shape[1] != len(chunk_draws) + len(accepted))
     ):
         raise RuntimeError(
             f"outputs of shapes {chunk_tokens.shape}, {group_tokens.shape}, "
             f"{group_accepted.shape} do not belong to a step of cell {tuple(cell)} with "
             f"{len(plan.chunk_entries)} chunks."
         )
+    drafted = _drafts_of(plan, drafts, len(chunk_draws))
     results = []
     for entry, token in zip(plan.chunk_entries, chunk_draws, strict=False):
-        results.append(Result(entry, entry.known, [token] if entry.sampled else []))
+        tokens = [token] if entry.sampled else []
+        results.append(Result(entry, entry.known, tokens, next(drafted)))
     for entry, draws, count in zip(plan.group_entries, group_draws, accepted, strict=False):
         if entry.row_class is RowClass.PREFILL:
             tokens = [draws[entry.known - 1]] if entry.sampled else []
-            results.append(Result(entry, entry.known, tokens))
+            results.append(Result(entry, entry.known, tokens, next(drafted)))
             continue
         if not 0 <= count <= entry.drafts:
             raise RuntimeError(
@@ -57,11 +70,37 @@ def read_results(
                 f"{count}; allowed: 0 to {entry.drafts}."
             )
         first = entry.known - 1
-        results.append(Result(entry, entry.known + count, draws[first : first + count + 1]))
-    for entry, _, tokens in results:
+        tokens = draws[first : first + count + 1]
+        results.append(Result(entry, entry.known + count, tokens, next(drafted)))
+    for entry, _, tokens, _ in results:
         if tokens and min(tokens) < 0:
             raise RuntimeError(
                 f"request {entry.request_id!r} drew token ids {tokens}; ids are >= 0. "
                 "The device computed garbage."
             )
     return results
+
+
+def _drafts_of(
+    plan: StepPlan, drafts: Integer[np.ndarray, "ranks R k"] | None, chunks: int
+) -> Iterator[list[int]]:
+    """Yield the drafts made for each request of the plan, in plan order.
+
+    Raises:
+        RuntimeError: Drafts were asked for that are not there.
+    """
+    if not plan.drafter or drafts is None:
+        for entry in plan.entries:
+            if entry.new_drafts:
+                raise RuntimeError(
+                    f"{entry.new_drafts} drafts were planned for request {entry.request_id!r}, "
+                    "but the step returned none. Pass its drafts to commit."
+                )
+            yield []
+        return
+    made = drafts[0].tolist()
+    groups = made[chunks:]
+    for entry, line in zip(plan.chunk_entries, made, strict=False):
+        yield line[: entry.new_drafts]
+    for entry, line in zip(plan.group_entries, groups, strict=False):
+        yield line[: entry.new_drafts]

@@ -38,6 +38,8 @@ class Runner:
         programs: the compiled programs; more may appear at any time.
         pieces: the buckets of PIECEWISE steps.
         dispatches: programs that the last step ran; 0 for EAGER.
+        drafts_write_ahead: whether making drafts writes the cache behind a step's rows: where the
+            later passes of the MTP layer select keys of their own, they write them too.
     """
 
     def __init__(
@@ -62,9 +64,12 @@ class Runner:
         self._head_weight = model.head[...]
         self.programs = programs if programs is not None else ProgramTable()
         self.pieces = PieceBuckets(
-            kinds_of(lowering.model), lowering.engine.piecewise_axis(), self.programs
+            kinds_of(lowering.model, self.limits.num_drafts),
+            lowering.engine.piecewise_axis(),
+            self.programs,
         )
         self.dispatches = 0
+        self.drafts_write_ahead = not lowering.model.index_share_for_mtp_iteration
         self._piecewise = PiecewiseStep(model, lowering.model)
         self._cells = frozenset(lowering.engine.grid().cells())
         self._make_cache = make_zeros(lowering.cache)

@@ -7,7 +7,6 @@ Per step: `schedule()` -> StepPlan, then `commit(plan, ...)` once its outputs ar
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
@@ -17,26 +16,15 @@ from bucketing.step_time import RowEquivalents, StepTime
 from glm_jax.engine.admission import check_request, seed_for
 from glm_jax.engine.chunking import Decodes, Piece, Rules, choose_pieces, scored_pairs
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.draft_policy import DraftPolicy
+from glm_jax.engine.drafting import Drafting, policy_of
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import place
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.plan_rows import pages_told, write_plan
 from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
+from glm_jax.engine.request_update import RequestUpdate, apply_result
 from glm_jax.engine.results import read_results
-from glm_jax.engine.stopping import append_tokens
-
-
-class RequestUpdate(NamedTuple):
-    """What changed for one request: its new tokens, and its end if `finish_reason` is set."""
-
-    request: Request
-    new_token_ids: list[int]
-    finish_reason: FinishReason | None
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
 
 
 class Scheduler:
@@ -53,6 +41,7 @@ class Scheduler:
         pages: The pool of the rank.
         running: Requests with a slot, oldest admission first.
         waiting: Requests without, next first.
+        drafting: Decides which drafts are made.
         preemptions: How often a request lost its pages to another.
         pool_resets: How often the whole pool was lost.
     """
@@ -63,12 +52,27 @@ class Scheduler:
         grid: Grid,
         pages: PagePool,
         step_time: StepTime | None = None,
+        *,
+        draft_policy: DraftPolicy | None = None,
+        drafts_write_ahead: bool = False,
     ) -> None:
-        """Start empty; `pages` must be all free. Without `step_time` a step costs its rows."""
+        """Start empty.
+
+        Args:
+            config: The engine's options.
+            grid: The cells a step can use.
+            pages: All free.
+            step_time: Without it a step costs its rows.
+            draft_policy: How many drafts to make; by default as the config says.
+            drafts_write_ahead: Whether making drafts writes positions behind a step's rows (models
+                without `index_share_for_mtp_iteration`).
+        """
         self.config = config
         self.grid = grid
         self.pages = pages
         self.step_time = step_time or RowEquivalents()
+        policy = draft_policy or policy_of(config, grid, self.step_time)
+        self.drafting = Drafting(policy, pages, writes_ahead=drafts_write_ahead)
         self.limits = config.limits()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -192,7 +196,8 @@ class Scheduler:
             if request.slot is None:
                 self._admit(request)
             self._grow(request, request.computed + rows)
-        plan = write_plan(self.pages, placement, decodes.requests)
+        following = self.drafting.decide(decodes, pieces, self.running)
+        plan = write_plan(self.pages, placement, decodes.requests, following)
         self._in_flight = plan
         return plan
 
@@ -218,11 +223,11 @@ class Scheduler:
         for request in tuple(self.running):
             if request.status is not RequestStatus.RUNNING or not request.decoding:
                 continue
-            rows = 1 + request.drafts
-            end = request.computed + rows
+            end = request.computed + 1 + len(request.draft_token_ids)
             # Most steps stay within the last page.
             if end > len(request.pages) * size and not self._make_room(request, end):
                 continue
+            rows = 1 + len(request.draft_token_ids)
             decodes.append(request)
             width = max(width, rows)
             pairs += scored_pairs(request.computed, rows)
@@ -231,10 +236,15 @@ class Scheduler:
     def _make_room(self, request: Request, rows: int) -> bool:
         """Give a decode pages for its rows, by preemption if need be; False if it was the victim.
 
-        Requests are served oldest first, so a victim was not served before.
+        Drafts that find no free page are dropped: nobody is preempted for them. Requests are
+        served oldest first, so a victim was not served before.
         """
-        missing = self.pages.pages_for(rows) - len(request.pages)
-        while missing > self.pages.free:
+        pages = self.pages
+        fitting = (len(request.pages) + pages.free) * pages.page_size
+        rows = max(request.computed + 1, min(rows, fitting))
+        request.draft_token_ids = request.draft_token_ids[: rows - request.computed - 1]
+        missing = pages.pages_for(rows) - len(request.pages)
+        while missing > pages.free:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -256,6 +266,7 @@ class Scheduler:
         request.slot = heappop(self._free_slots)
         request.needs_reset = True
         self.running.append(request)
+        self.drafting.policy.admit(request, len(self.running))
 
     def _grow(self, request: Request, rows: int) -> None:
         """Extend a page table to hold `rows` rows."""
@@ -276,7 +287,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.computed = 0
         request.prefill_end = request.length
-        request.drafts = 0
+        request.draft_token_ids = ()
         self.waiting.appendleft(request)
 
     def commit(
@@ -285,8 +296,7 @@ class Scheduler:
         chunk_tokens: Integer[np.ndarray, "ranks J"],
         group_tokens: Integer[np.ndarray, "ranks G Q"],
         group_accepted: Integer[np.ndarray, "ranks G"],
-        *,
-        drafted: int = 0,
+        drafts: Integer[np.ndarray, "ranks R k"] | None = None,
     ) -> list[RequestUpdate]:
         """Take the outputs of a step: append tokens, end requests, free their pages and slots.
 
@@ -295,8 +305,7 @@ class Scheduler:
             chunk_tokens: Token drawn after each chunk.
             group_tokens: Tokens drawn at the rows of each group.
             group_accepted: Accepted drafts of each group.
-            drafted: Drafts that the device holds now for every request that drew a token; fewer
-                are verified where a request has room for fewer.
+            drafts: Drafts made behind each chunk, then each group; None where none were planned.
 
         Returns:
             One update per request that drew tokens and was not aborted meanwhile, in plan order.
@@ -306,29 +315,26 @@ class Scheduler:
                 was changed.
         """
         self._check_in_flight(plan)
-        results = read_results(plan, chunk_tokens, group_tokens, group_accepted)
+        results = read_results(plan, chunk_tokens, group_tokens, group_accepted, drafts)
         self._land()
         self._last_step_prefilled = any(
             entry.row_class is RowClass.PREFILL for entry in plan.entries
         )
         updates = []
         finished = RequestStatus.FINISHED
-        for entry, advance, tokens in results:
-            request = entry.request
+        for result in results:
+            request = result.entry.request
             if request.status is finished:
                 continue
-            request.synced_pages = pages_told(self.pages, entry)
-            request.needs_reset = False
-            request.computed += advance
-            request.drafts = 0
-            if tokens:
-                kept = append_tokens(request, tokens)
-                updates.append(RequestUpdate(request, kept, request.finish_reason))
-                if request.finish_reason is not None:
-                    self._end(request, request.finish_reason)
-                elif drafted:
-                    room = request.most_rows - request.computed - 1
-                    request.drafts = min(drafted, room)
+            request.synced_pages = pages_told(self.pages, result.entry)
+            update = apply_result(result)
+            if update is None:
+                continue
+            updates.append(update)
+            if update.draft_token_ids:
+                self.drafting.policy.observe(request, update.offered, update.accepted)
+            if request.finish_reason is not None:
+                self._end(request, request.finish_reason)
         return updates
 
     def cancel(self, plan: StepPlan) -> None:

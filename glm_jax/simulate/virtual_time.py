@@ -18,6 +18,7 @@ from bucketing.grid import Grid
 from bucketing.step_rows import StepRows
 from bucketing.step_time import StepTime
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request import Request
@@ -109,7 +110,8 @@ class VirtualTime:
             )
         self.step_time = step_time
         pool = PagePool(config.pool_pages, config.page_size)
-        self.scheduler = Scheduler(config, grid, pool, step_time)
+        policy = FixedDrafts(drafts)
+        self.scheduler = Scheduler(config, grid, pool, step_time, draft_policy=policy)
         self._arrived: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._left: dict[str, int] = {}
@@ -148,7 +150,7 @@ class VirtualTime:
         run.steps.append(rows_of(plan))
         run.seconds.append(seconds)
         outputs = self._outputs(plan, len(run.steps))
-        for update in self.scheduler.commit(plan, *outputs, drafted=self.speculation.drafts):
+        for update in self.scheduler.commit(plan, *outputs):
             name = update.request_id
             arrived = self._arrived.pop(name, None)
             if arrived is None:
@@ -165,25 +167,27 @@ class VirtualTime:
                 del self._last[name], self._left[name]
 
     @cached_property
-    def _zeros(self) -> dict[Cell, tuple[np.ndarray, np.ndarray]]:
-        """Drawn tokens by cell: all zero."""
+    def _zeros(self) -> dict[Cell, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Drawn tokens and drafts by cell: all zero."""
         return {}
 
-    def _outputs(self, plan: StepPlan, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what the device would: tokens of chunks and groups, and accepted drafts."""
+    def _outputs(self, plan: StepPlan, number: int) -> tuple[np.ndarray, ...]:
+        """Return what the device would: tokens of chunks and groups, accepted and new drafts."""
         cell = plan.cell
         drawn = self._zeros.get(cell)
         if drawn is None:
             chunks = self.scheduler.limits.chunks(cell)
             tokens = np.zeros((1, chunks), np.int32)
-            drawn = self._zeros[cell] = tokens, np.zeros((1, cell.groups, cell.width), np.int32)
+            group_tokens = np.zeros((1, cell.groups, cell.width), np.int32)
+            drafts = np.zeros((1, chunks + cell.groups, self.speculation.drafts), np.int32)
+            drawn = self._zeros[cell] = tokens, group_tokens, drafts
         accepted = np.zeros((1, cell.groups), np.int32)
         accepted[0, : len(plan.group_entries)] = [
             self.speculation.accepted(number + (entry.request.slot or 0), entry.drafts)
             for entry in plan.group_entries
         ]
-        chunk_tokens, group_tokens = drawn
-        return chunk_tokens, group_tokens, accepted
+        chunk_tokens, group_tokens, drafts = drawn
+        return chunk_tokens, group_tokens, accepted, drafts
 
 
 def rows_of(plan: StepPlan) -> StepRows:

@@ -29,6 +29,7 @@ def test_input_shapes_of_a_cell():
         "chunk_start": (2, 5),
         "chunk_slot": (2, 4),
         "chunk_sampled": (2, 4),
+        "chunk_new_drafts": (2, 4),
         "group_slot": (2, 2),
         "group_decodes": (2, 2),
         "group_known": (2, 2),
@@ -36,6 +37,8 @@ def test_input_shapes_of_a_cell():
         "group_tokens": (2, 2, 3),
         "group_next": (2, 2, 3),
         "group_sampled": (2, 2),
+        "group_new_drafts": (2, 2),
+        "drafter": (2,),
         "reset_slot": (2, 4),
         "reset_pages": (2, 4, 5),
         "reset_computed": (2, 4),
@@ -53,6 +56,7 @@ def test_input_shapes_of_a_cell():
     other = {name: spec.dtype for name, spec in shapes._asdict().items() if spec.dtype != "int32"}
     assert other == {
         "chunk_sampled": np.bool_,
+        "drafter": np.bool_,
         "group_decodes": np.bool_,
         "group_sampled": np.bool_,
         "reset_temperature": np.float32,

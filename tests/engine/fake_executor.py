@@ -36,6 +36,8 @@ class FakeExecutor:
         resets: How often the device was made anew.
     """
 
+    drafts_write_ahead = False
+
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.resets = -1

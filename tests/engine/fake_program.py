@@ -21,6 +21,10 @@ VOCABULARY = 97
 STALE = -1
 
 
+# What a later pass of the drafter leaves behind a request's rows.
+AHEAD = -2
+
+
 class Settings(NamedTuple):
     """What a slot was told; all of it goes into the hash."""
 
@@ -71,6 +75,23 @@ def tokens_alone(
     return known[len(prompt) :]
 
 
+def guess(history: Sequence[int], settings: Settings) -> int:
+    """Return a draft of the token after `history`: three of four are right."""
+    token = draw(history, settings)
+    return token if hash((tuple(history), "guess")) % 4 else (token + 1) % VOCABULARY
+
+
+class Rows(NamedTuple):
+    """The rows of one request in a step; the last `drafts` of its tokens are drafts."""
+
+    slot: int
+    tokens: list[int]
+    following: list[int]
+    sampled: bool
+    drafts: int
+    new_drafts: int
+
+
 @lru_cache(maxsize=4096)
 def _neutral_lists(cell: Cell, limits: Limits) -> tuple[StepInputs, StepInputs]:
     """The neutral inputs, which are read-only, and the same as lists (made once, they are slow)."""
@@ -84,22 +105,29 @@ class FakeDevice:
     Attributes:
         tokens: Token id per entry (page * page_size + offset), STALE until written. All state is
             Python lists: at test sizes they are several times faster than arrays.
-        following: The token after it, as the drafter's layer was told.
+        following: The token after it, as the inputs or a draw told.
+        drafter: The same in the cache of the drafter's layer, which has only the rows of steps in
+            which it ran.
         written: Entries that the last step wrote.
+        ahead: Entries that its drafter wrote behind the rows.
         steps: Steps run.
     """
 
-    def __init__(self, limits: Limits, num_pages: int) -> None:
+    def __init__(self, limits: Limits, num_pages: int, *, writes_ahead: bool = False) -> None:
         """Make a zeroed device; the last slot is the pad slot."""
         self.limits = limits
+        self.writes_ahead = writes_ahead
         self.tokens = [STALE] * (num_pages * limits.page_size)
         self.following = [STALE] * (num_pages * limits.page_size)
+        self.drafter = [STALE] * (num_pages * limits.page_size)
         slots = limits.max_num_seqs + 1
         self.page_table = [[0] * limits.pages_per_seq for _ in range(slots)]
         self.computed = [0] * slots
         self.last_token = [STALE] * slots
+        self.drafts = [[STALE] * limits.num_drafts for _ in range(slots)]
         self.settings: list[Settings | None] = [None] * slots
         self.written: list[int] = []
+        self.ahead: list[int] = []
         self.steps = 0
 
     def keep_only(self, owners: Sequence[tuple[Sequence[int], int]]) -> None:
@@ -108,7 +136,7 @@ class FakeDevice:
         Free pages, pages that change hands and the tails of pages thus never hold a token that a
         later owner could read without writing it first.
         """
-        for name in ("tokens", "following"):
+        for name in ("tokens", "following", "drafter"):
             old = getattr(self, name)
             kept = [STALE] * len(old)
             for pages, computed in owners:
@@ -129,34 +157,38 @@ class FakeDevice:
     def run(self, cell: Cell, inputs: StepInputs) -> StepOutputs:
         """Run one step: resets, page updates, all writes, then reads and draws."""
         self.steps += 1
-        self.written = []
+        self.written, self.ahead = [], []
         host = self._read(cell, inputs)
         self._update_slots(host)
         chunks, groups = self._chunks(host), self._groups(host)
-        served = [slot for slot, *_ in (*chunks, *groups) if slot != self.limits.pad_slot]
+        served = [rows.slot for rows in (*chunks, *groups) if rows.slot != self.limits.pad_slot]
         assert len(served) == len(set(served)), f"a slot is served twice: {served}"
-        for slot, tokens, following, _ in (*chunks, *groups):
-            self._write(slot, tokens, following)
+        for rows in (*chunks, *groups):
+            self._write(rows)
         assert len(self.written) == len(set(self.written)), "an entry is written twice"
         # Results land where the contract says; everything else is garbage, and must be ignored.
         chunk_tokens = np.full((1, self.limits.chunks(cell)), -7, np.int32)
         group_tokens = np.full((1, cell.groups, cell.width), -7, np.int32)
         accepted = np.full((1, cell.groups), -7, np.int32)
-        for j, (slot, tokens, following, sampled) in enumerate(chunks):
-            if slot != self.limits.pad_slot:
-                drawn = self._advance(slot, len(tokens), following[-1], sampled)
-                chunk_tokens[0, j] = drawn if sampled else -7
-        for g, (slot, tokens, following, sampled) in enumerate(groups):
-            if slot != self.limits.pad_slot:
-                drawn = self._advance(slot, len(tokens), following[-1], sampled)
-                group_tokens[0, g, len(tokens) - 1] = drawn if sampled else -7
-                accepted[0, g] = 0
+        requests = len(chunks) + len(groups)
+        drafts = np.full((1, requests, self.limits.num_drafts), -7, np.int32)
+        for number, rows in enumerate((*chunks, *groups)):
+            if rows.slot == self.limits.pad_slot:
+                continue
+            drawn = self._advance(rows, drafter=host.drafter)
+            new = self._draft(rows) if rows.new_drafts else []
+            drafts[0, number, : len(new)] = new
+            if number < len(chunks):
+                chunk_tokens[0, number] = drawn[0] if drawn else -7
+                continue
+            first, group = len(rows.tokens) - rows.drafts - 1, number - len(chunks)
+            group_tokens[0, group, first : first + len(drawn)] = drawn
+            accepted[0, group] = max(0, len(drawn) - 1)
         self._check_pads()
         hidden = np.zeros((1, cell.rows, 1), np.float32)
-        drafts = np.zeros((1, len(chunks) + len(groups), 0), np.int32)
         # One layer of one expert, which every row reaches.
-        rows = sum(len(tokens) for slot, tokens, *_ in (*chunks, *groups) if slot in served)
-        load, counts = np.full((1, 2), rows, np.float32), np.full((1, 1, 1), rows, np.int32)
+        count = sum(len(rows.tokens) for rows in (*chunks, *groups))
+        load, counts = np.full((1, 2), count, np.float32), np.full((1, 1, 1), count, np.int32)
         return StepOutputs(chunk_tokens, group_tokens, accepted, drafts, load, counts, hidden)
 
     def _read(self, cell: Cell, inputs: StepInputs) -> StepInputs:
@@ -180,6 +212,7 @@ class FakeDevice:
             self.page_table[slot] = list(host.reset_pages[z])
             self.computed[slot] = host.reset_computed[z]
             self.last_token[slot] = STALE
+            self.drafts[slot] = [STALE] * self.limits.num_drafts
             self.settings[slot] = Settings(
                 host.reset_temperature[z],
                 host.reset_top_k[z],
@@ -198,70 +231,129 @@ class FakeDevice:
             assert page > 0, "a slot gains page 0"
             self.page_table[slot][index] = page
 
-    def _chunks(self, host: StepInputs) -> list[tuple[int, list[int], list[int], bool]]:
+    def _chunks(self, host: StepInputs) -> list[Rows]:
         chunks = []
         assert host.chunk_start[0] == 0
         for j, slot in enumerate(host.chunk_slot):
-            rows = slice(host.chunk_start[j], host.chunk_start[j + 1])
-            tokens, following = host.prefill_tokens[rows], host.prefill_next[rows]
+            at = slice(host.chunk_start[j], host.chunk_start[j + 1])
+            tokens, following = host.prefill_tokens[at], host.prefill_next[at]
+            sampled, new_drafts = host.chunk_sampled[j], host.chunk_new_drafts[j]
             assert bool(tokens) == (slot != self.limits.pad_slot), f"chunk {j} of slot {slot}"
-            chunks.append((slot, tokens, following, host.chunk_sampled[j]))
+            self._check_drafting(host, sampled, new_drafts)
+            chunks.append(Rows(slot, tokens, following, sampled, 0, new_drafts))
             assert slot != self.limits.pad_slot or not host.chunk_sampled[j]
         assert not any(host.prefill_tokens[host.chunk_start[-1] :]), "pad rows hold tokens"
         assert not any(host.prefill_next[host.chunk_start[-1] :])
         return chunks
 
-    def _groups(self, host: StepInputs) -> list[tuple[int, list[int], list[int], bool]]:
+    def _groups(self, host: StepInputs) -> list[Rows]:
         groups = []
         for g, slot in enumerate(host.group_slot):
-            known, decodes = host.group_known[g], host.group_decodes[g]
+            known, decodes, drafts = (
+                host.group_known[g],
+                host.group_decodes[g],
+                host.group_drafts[g],
+            )
+            sampled, new_drafts = host.group_sampled[g], host.group_new_drafts[g]
+            self._check_drafting(host, sampled, new_drafts)
             if slot == self.limits.pad_slot:
-                assert (known, decodes, host.group_drafts[g]) == (0, False, 0)
-                assert not host.group_sampled[g]
+                assert (known, decodes, drafts, sampled) == (0, False, 0, False)
                 assert not any(host.group_tokens[g] + host.group_next[g])
-                groups.append((slot, [], [], False))
+                groups.append(Rows(slot, [], [], False, 0, 0))
                 continue
             assert known >= 1
-            assert host.group_drafts[g] == 0, "this device never drafts"
             assert not any(host.group_tokens[g][known:])
             if decodes:
                 assert known == 1
-                assert host.group_sampled[g]
-                tokens, following = [self.last_token[slot]], [0]
+                assert sampled
+                tokens = [self.last_token[slot], *self.drafts[slot][:drafts]]
+                assert min(tokens) >= 0, "a draft is verified that nobody made"
+                following = [*tokens[1:], 0]
             else:
+                assert drafts == 0
                 tokens, following = host.group_tokens[g][:known], host.group_next[g][:known]
-            groups.append((slot, tokens, following, host.group_sampled[g]))
+            groups.append(Rows(slot, tokens, following, sampled, drafts, new_drafts))
         return groups
 
-    def _write(self, slot: int, tokens: list[int], following: list[int]) -> None:
-        for n, (token, after) in enumerate(zip(tokens, following, strict=True)):
-            page_index, offset = divmod(self.computed[slot] + n, self.limits.page_size)
-            page = self.page_table[slot][page_index]
-            assert page > 0, f"slot {slot} writes page 0"
-            assert token >= 0, f"slot {slot} computes a token that nobody knows"
-            entry = page * self.limits.page_size + offset
+    def _check_drafting(self, host: StepInputs, sampled: bool, new_drafts: int) -> None:
+        assert 0 <= new_drafts <= self.limits.num_drafts
+        assert not new_drafts or (host.drafter and sampled), "drafts behind nothing"
+
+    def _write(self, rows: Rows) -> None:
+        for n, (token, after) in enumerate(zip(rows.tokens, rows.following, strict=True)):
+            entry = self._entry(rows.slot, self.computed[rows.slot] + n)
+            assert token >= 0, f"slot {rows.slot} computes a token that nobody knows"
             self.tokens[entry] = token
             self.following[entry] = after
             self.written.append(entry)
 
-    def _advance(self, slot: int, rows: int, last_following: int, sampled: bool) -> int:
-        """Advance a slot; when sampled, read its whole history back and draw the next token."""
-        self.computed[slot] += rows
-        length = self.computed[slot]
-        if not sampled:
-            return STALE
-        assert last_following == 0, "the token after a sampled row cannot be known"
-        entries = self._entries(self.page_table[slot], length)
-        history = [self.tokens[entry] for entry in entries]
+    def _entry(self, slot: int, position: int) -> int:
+        page_index, offset = divmod(position, self.limits.page_size)
+        page = self.page_table[slot][page_index]
+        assert page > 0, f"slot {slot} writes page 0"
+        return page * self.limits.page_size + offset
+
+    def _advance(self, rows: Rows, *, drafter: bool) -> list[int]:
+        """Advance a slot; when sampled, draw behind its last known token and behind each draft.
+
+        Returns the tokens up to the first that is not the draft at its place.
+        """
+        slot, known = rows.slot, len(rows.tokens) - rows.drafts
+        start = self.computed[slot]
+        self.computed[slot] += known
+        drawn: list[int] = []
+        if rows.sampled:
+            assert rows.following[-1] == 0, "the token after a sampled row cannot be known"
+            drafts = rows.tokens[known:]
+            drawn.append(self._draw(slot))
+            while len(drawn) <= len(drafts) and drawn[-1] == drafts[len(drawn) - 1]:
+                self.computed[slot] += 1
+                drawn.append(self._draw(slot))
+            self.last_token[slot] = drawn[-1]
+        # The drafter's layer gets the token just drawn as the row's next one.
+        for position in range(start, start + len(rows.tokens)):
+            entry = self._entry(slot, position)
+            self.drafter[entry] = self.following[entry] if drafter else STALE
+        return drawn
+
+    def _draw(self, slot: int) -> int:
+        """Read a slot's whole history back and draw the next token."""
+        history = self._history(slot)
+        entries = self._entries(self.page_table[slot], self.computed[slot])
         following = [self.following[entry] for entry in entries]
-        assert min(history) >= 0, f"slot {slot} reads a stale entry"
         assert following[:-1] == history[1:], f"slot {slot} has wrong next tokens"
+        token = draw(history, self._settings(slot))
+        self.following[entries[-1]] = token
+        return token
+
+    def _draft(self, rows: Rows) -> list[int]:
+        """Draft behind the last token drawn; the drafter must have seen all that was computed."""
+        slot = rows.slot
+        tokens = [*self._history(slot), self.last_token[slot]]
+        entries = self._entries(self.page_table[slot], self.computed[slot])
+        seen = [self.drafter[entry] for entry in entries]
+        assert seen == tokens[1:], f"the drafter's cache of slot {slot} is wrong"
+        new = []
+        for _ in range(rows.new_drafts):
+            new.append(guess([*tokens, *new], self._settings(slot)))
+        self.drafts[slot] = new + [STALE] * (self.limits.num_drafts - len(new))
+        if self.writes_ahead:
+            for position in range(self.computed[slot], self.computed[slot] + len(new) - 1):
+                entry = self._entry(slot, position)
+                self.drafter[entry] = AHEAD
+                self.ahead.append(entry)
+        return new
+
+    def _history(self, slot: int) -> list[int]:
+        entries = self._entries(self.page_table[slot], self.computed[slot])
+        history = [self.tokens[entry] for entry in entries]
+        assert min(history) >= 0, f"slot {slot} reads a stale entry"
+        return history
+
+    def _settings(self, slot: int) -> Settings:
         settings = self.settings[slot]
         assert settings is not None, f"slot {slot} was never reset"
-        self.last_token[slot] = draw(history, settings)
-        # The drafter's layer gets the token just drawn as the row's next one.
-        self.following[entries[-1]] = self.last_token[slot]
-        return self.last_token[slot]
+        return settings
 
     def _check_pads(self) -> None:
         assert set(self.tokens[: self.limits.page_size]) == {STALE}, "page 0 was written"

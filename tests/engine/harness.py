@@ -23,11 +23,14 @@ class Loop:
         schedules: Calls of schedule; a loop that never ends fails instead of hanging.
     """
 
-    def __init__(self, **options) -> None:
+    def __init__(self, *, writes_ahead: bool = False, **options) -> None:
         self.config = EngineConfig(**options)
+        self.writes_ahead = writes_ahead
         self.grid = self.config.grid()
         self.pool = PagePool(self.config.pool_pages, self.config.page_size)
-        self.scheduler = Scheduler(self.config, self.grid, self.pool)
+        self.scheduler = Scheduler(
+            self.config, self.grid, self.pool, drafts_write_ahead=writes_ahead
+        )
         self.cells = set(self.grid.cells())
         self.device = self._device()
         self.requests: dict[str, Request] = {}
@@ -36,7 +39,9 @@ class Loop:
         self.schedules = 0
 
     def _device(self) -> FakeDevice:
-        return FakeDevice(self.config.limits(), self.config.pool_pages)
+        return FakeDevice(
+            self.config.limits(), self.config.pool_pages, writes_ahead=self.writes_ahead
+        )
 
     def add(self, name, prompt, *, eos=(), **params) -> Request:
         request = Request(name, prompt, SamplingParams(**params), eos_token_ids=eos)
@@ -65,7 +70,7 @@ class Loop:
         return outputs
 
     def commit(self, plan: StepPlan, outputs):
-        updates = self.scheduler.commit(plan, *outputs[:3])
+        updates = self.scheduler.commit(plan, *outputs[:4])
         for update in updates:
             self.outputs[update.request_id] += update.new_token_ids
         self.check_state()
@@ -106,7 +111,10 @@ class Loop:
             assert request.status is RequestStatus.RUNNING
             decoding = request.computed == request.length - 1 >= request.prefill_end
             assert entry.row_class is (RowClass.DECODE if decoding else RowClass.PREFILL)
-            assert request.computed + entry.rows <= request.length
+            assert request.computed + entry.known <= request.length
+            assert request.computed + entry.rows <= request.most_rows
+            assert not entry.drafts or decoding
+            assert not entry.new_drafts or (entry.sampled and plan.drafter)
             last = request.computed + entry.known == request.length
             assert entry.sampled == last, "sampled rows are exactly those of the last known token"
         served = {id(entry.request) for entry in plan.entries}
@@ -119,12 +127,16 @@ class Loop:
     def check_writes(self, plan: StepPlan) -> None:
         """The step wrote exactly the entries of its rows, in pages of their owners."""
         size = self.config.page_size
-        owned = []
+        owned, ahead = [], []
         for entry in plan.entries:
             request = entry.request
-            for position in range(request.computed, request.computed + entry.rows):
-                owned.append(request.pages[position // size] * size + position % size)
+            stop = request.computed + entry.rows
+            for position in range(request.computed, stop + entry.rows_ahead):
+                place = request.pages[position // size] * size + position % size
+                (owned if position < stop else ahead).append(place)
         assert sorted(self.device.written) == sorted(owned)
+        assert set(self.device.ahead) <= {*owned, *ahead}
+        assert self.writes_ahead or not ahead, "pages are held that nothing writes"
 
     def check_state(self) -> None:
         scheduler, pool = self.scheduler, self.pool

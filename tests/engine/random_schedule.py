@@ -13,6 +13,17 @@ from engine.harness import Loop, prompt_of
 from glm_jax.engine.admission import RequestRefusedError
 from glm_jax.engine.request import RowClass
 
+# Draft lengths and widths that go together.
+SPECULATION = (
+    {"decode_widths": (1,)},
+    {"decode_widths": (2,)},
+    {"decode_widths": (1, 3)},
+    {"num_speculative_tokens": 1},
+    {"num_speculative_tokens": 3},
+    {"num_speculative_tokens": 5, "writes_ahead": True},
+    {"num_speculative_tokens": 2, "decode_widths": (1, 4), "writes_ahead": True},
+    {"num_speculative_tokens": "auto"},
+)
 POLICIES = ("mixed", "mixed", "mixed", "prefill_first", "alternate")
 
 
@@ -30,7 +41,7 @@ def random_options(rng: Random) -> dict:
         "num_pages": 1 + max(1, longest + rng.randint(-1, 4)),
         "prefill_buckets": [rng.randint(1, 12) for _ in range(rng.randint(1, 2))],
         "group_buckets": [rng.randint(1, 3) for _ in range(rng.randint(0, 1))],
-        "decode_widths": rng.choice([(1,), (1,), (2,), (1, 3)]),
+        **rng.choice(SPECULATION),
         "long_prefill_token_threshold": threshold,
         "long_prefill_token_threshold_adaptive": threshold > 0 and rng.random() < 0.5,
         "max_num_partial_prefills": rng.randint(1, 3),
@@ -129,6 +140,8 @@ def run_random_schedules(first: int, count: int) -> Counter[str]:
         except Exception as error:
             error.add_note(f"in run_random_schedule({seed})")
             raise
+        seen["drafts"] += loop.scheduler.drafting.policy.acceptance.drafts
+        seen["accepted"] += loop.scheduler.drafting.policy.acceptance.accepted
         seen["preemptions"] += loop.scheduler.preemptions
         seen["pool resets"] += loop.scheduler.pool_resets
         seen.update(str(request.finish_reason) for request in loop.requests.values())

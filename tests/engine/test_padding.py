@@ -42,6 +42,8 @@ class Contaminator:
         owned_rows: How many of a request's computed entries count as owned; all by default.
     """
 
+    drafts_write_ahead = False
+
     def __init__(self, llm, poison: Poison | None) -> None:
         self.runner = llm.runner
         self.page_size = llm.config.page_size

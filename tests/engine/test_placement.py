@@ -12,7 +12,7 @@ from glm_jax.sampling.params import SamplingParams
 
 def request(length=100, *, slot=None, drafts=0) -> Request:
     made = Request("r", [1] * length, SamplingParams())
-    made.slot, made.drafts = slot, drafts
+    made.slot, made.draft_token_ids = slot, [7] * drafts
     return made
 
 

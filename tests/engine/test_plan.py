@@ -8,7 +8,7 @@ from glm_jax.sampling.params import SamplingParams
 
 
 def entry(name, row_class, known=1, drafts=0) -> PlanEntry:
-    return PlanEntry(Request(name, [1], SamplingParams()), row_class, known, drafts, True)
+    return PlanEntry(Request(name, [1], SamplingParams()), row_class, known, [7] * drafts, True)
 
 
 PREFILL, DECODE = RowClass.PREFILL, RowClass.DECODE

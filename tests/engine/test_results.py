@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from glm_jax.sampling.params import SamplingParams
 
 
 def entry(name, row_class, known=1, drafts=0, sampled=True) -> PlanEntry:
-    return PlanEntry(Request(name, [1], SamplingParams()), row_class, known, drafts, sampled)
+    return PlanEntry(Request(name, [1], SamplingParams()), row_class, known, [7] * drafts, sampled)
 
 
 PLAN = StepPlan(
@@ -55,6 +57,20 @@ def test_accepted_drafts_are_emitted_with_the_token_after_them():
 def test_impossible_acceptance_is_an_error(accepted):
     with pytest.raises(RuntimeError, match="'decode' had 2 drafts, but the device accepted"):
         results([accepted, 0, 0, 0])
+
+
+def test_each_request_gets_the_drafts_behind_its_own_rows():
+    entries = [(PLAN.chunk_entries, {"final": 2}), (PLAN.group_entries, {"decode": 1, "rest": 3})]
+    chunks, groups = (
+        tuple(e._replace(new_drafts=wanted.get(e.request_id, 0)) for e in listed)
+        for listed, wanted in entries
+    )
+    plan = dataclasses.replace(PLAN, chunk_entries=chunks, group_entries=groups, drafter=True)
+    drafts = np.arange(8 * 3).reshape(1, 8, 3)
+    read = read_results(plan, CHUNKS, GROUPS, np.array([[0, 7, 7, 7]]), drafts)
+    made = {result.entry.request_id: result.drafts for result in read if result.drafts}
+    # Four lines for chunks, then those of groups.
+    assert made == {"final": [3, 4], "decode": [12], "rest": [15, 16, 17]}
 
 
 def test_negative_tokens_are_an_error():

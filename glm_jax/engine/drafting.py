@@ -1,0 +1,120 @@
+"""Which drafts a step makes for the next one: asked of the policy, cut to room and pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bucketing.grid import Grid
+from bucketing.step_time import StepTime
+from glm_jax.engine.chunking import Decodes, Piece, reserved_pages
+from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.draft_policy import AutoDrafts, DraftPolicy, FixedDrafts
+from glm_jax.engine.pages import PagePool
+from glm_jax.engine.request import Request
+
+
+def policy_of(config: EngineConfig, grid: Grid, step_time: StepTime) -> DraftPolicy:
+    """Return the policy that `num_speculative_tokens` asks for."""
+    if config.num_speculative_tokens == "auto":
+        return AutoDrafts(config.num_drafts, grid, step_time)
+    return FixedDrafts(config.num_drafts)
+
+
+class _Drawing(NamedTuple):
+    """A request that draws a token in a step, and its rows in it (drafts included)."""
+
+    request: Request
+    rows: int
+
+
+class NextDrafts(NamedTuple):
+    """The drafts that a step makes.
+
+    Attributes:
+        drafter: Whether the MTP layer runs over the step's rows.
+        lengths: Drafts by request id; ids without any are left out.
+        ahead: Positions behind a request's rows that the passes may write, by request id.
+    """
+
+    drafter: bool = False
+    lengths: Mapping[str, int] = {}
+    ahead: Mapping[str, int] = {}
+
+
+class Drafting:
+    """Decides a step's drafts.
+
+    Models that share the first pass's selection among all passes write nothing ahead. In others
+    pass j writes position last + j, so n drafts need pages for n - 1 rows more; where they are not
+    free without touching what running prefills were promised, fewer drafts are made.
+
+    Attributes:
+        policy: How many drafts are worth making.
+        writes_ahead: Whether later passes write the cache.
+    """
+
+    def __init__(self, policy: DraftPolicy, pool: PagePool, *, writes_ahead: bool) -> None:
+        """Take what the engine was built with."""
+        self.policy = policy
+        self.writes_ahead = writes_ahead
+        self._pool = pool
+
+    def decide(
+        self, decodes: Decodes, pieces: Sequence[Piece], running: Sequence[Request]
+    ) -> NextDrafts:
+        """Return the drafts of a step; grows page tables by the pages that making them needs.
+
+        Args:
+            decodes: Who decodes in it.
+            pieces: Its prefill rows.
+            running: All running requests.
+        """
+        drawing = [
+            _Drawing(request, 1 + len(request.draft_token_ids)) for request in decodes.requests
+        ]
+        drawing += [_Drawing(piece.request, piece.rows) for piece in pieces if piece.final]
+        rooms = [_room(request, rows) for request, rows in drawing]
+        chosen = self.policy.new_drafts([one.request for one in drawing], rooms)
+        members = [*decodes.requests, *(piece.request for piece in pieces)]
+        if not self.policy.drafter(members):
+            return NextDrafts()
+        lengths = {
+            one.request.request_id: count
+            for one, count in zip(drawing, chosen, strict=True)
+            if count
+        }
+        if not self.writes_ahead or not lengths:
+            return NextDrafts(True, lengths)
+        return NextDrafts(True, *self._with_pages(drawing, lengths, running))
+
+    def _with_pages(
+        self, drawing: Sequence[_Drawing], lengths: Mapping[str, int], running: Sequence[Request]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the lengths that have pages, and the rows ahead that they need."""
+        pool = self._pool
+        spare = max(0, pool.free - reserved_pages(pool, running))
+        cut, ahead = {}, {}
+        for request, rows in drawing:
+            wanted = lengths.get(request.request_id, 0)
+            if not wanted:
+                continue
+            end = request.computed + rows
+            held = len(request.pages)
+            # Nothing is written past the last row that the request can ever have.
+            most = min((held + spare) * pool.page_size, request.most_rows) - end
+            count = min(wanted, 1 + most)
+            missing = pool.pages_for(end + count - 1) - held
+            if missing > 0:
+                request.pages += pool.allocate(missing)
+                spare -= missing
+            cut[request.request_id] = count
+            ahead[request.request_id] = count - 1
+        return cut, ahead
+
+
+def _room(request: Request, rows: int) -> int:
+    """Drafts that can be verified in the next step, however few of this step's are accepted.
+
+    The last token of all is never computed, and one row verifies nothing.
+    """
+    first_draw = request.computed + (1 if request.decoding else rows)
+    return max(0, request.most_rows - first_draw - 1)
