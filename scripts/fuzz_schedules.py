@@ -125,7 +125,7 @@ class Lived(NamedTuple):
 def draw_asked(rng: Random, llm: Target) -> Asked:
     """A request around what may go wrong: page ends, index_topk, the decode widths."""
     page, topk = llm.config.page_size, llm.model_config.index_topk
-    near = rng.choice([*llm.config.decode_widths, page, 2 * page, topk])
+    near = rng.choice([*llm.config.widths, page, 2 * page, topk])
     length = rng.choice([rng.randint(1, 3 * page + 1), max(1, near + rng.randint(-1, 2))])
     if rng.random() < 0.06:
         length = rng.randint(3 * page, 11 * page)

@@ -266,7 +266,8 @@ class Scheduler:
         request.slot = heappop(self._free_slots)
         request.needs_reset = True
         self.running.append(request)
-        self.drafting.policy.admit(request, len(self.running))
+        together = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
+        self.drafting.policy.admit(request, together)
 
     def _grow(self, request: Request, rows: int) -> None:
         """Extend a page table to hold `rows` rows."""
