@@ -26,6 +26,7 @@ from glm_jax.demo.report import report
 from glm_jax.demo.scenario import Scenario
 from glm_jax.demo.table import live_run, run_line, summary
 from glm_jax.deployment import options as deployment
+from glm_jax.ledger import options as ledger
 
 _SCENARIO_FLAGS = {
     "requests": "requests that are decoding when the long prompt arrives",
@@ -87,6 +88,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     deployment.add_arguments(plan)
     plan.set_defaults(run=_plan)
+    account = commands.add_parser(
+        "ledger",
+        help="operations, bytes and least time of every stage of a step, and who pays",
+        description=ledger.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    ledger.add_arguments(account)
+    account.set_defaults(run=_ledger)
     return parser
 
 
@@ -164,6 +173,10 @@ def _grid_show(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     return importlib.import_module("glm_jax.deployment.command").run(options)
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    return importlib.import_module("glm_jax.ledger.command").run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""What compiled programs compute, counted for ``scripts.check_ledger``."""
