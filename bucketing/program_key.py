@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from bucketing.cell import Cell
+from bucketing.loop_inputs import LoopKey
 from bucketing.piecewise import Piece
 
-ProgramKey = Cell | Piece
+ProgramKey = Cell | Piece | LoopKey
 
-_TYPES: dict[str, type[Cell] | type[Piece]] = {"Cell": Cell, "Piece": Piece}
+_TYPES: dict[str, type[Cell] | type[Piece] | type[LoopKey]] = {
+    "Cell": Cell,
+    "Piece": Piece,
+    "LoopKey": LoopKey,
+}
 
 
 def encode_key(key: ProgramKey) -> list[Any]:

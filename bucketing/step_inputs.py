@@ -149,8 +149,8 @@ class StepOutputs(NamedTuple):
             as were asked for have a meaning. The slots hold them too.
         expert_load: Rows of the busiest expert of any layer, and the mean over experts and layers;
             zeros without experts.
-        expert_rows: Rows routed to each expert, layer by layer; pads reach none. They stay on the
-            device, like the hidden rows.
+        expert_rows: Rows routed to each expert of the target, layer by layer; pads reach none, and
+            those of the MTP layer are not counted. They stay on the device, like the hidden rows.
         hidden: Final-norm hidden rows, prefill segment first; they stay on the device.
     """
 

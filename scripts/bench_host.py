@@ -39,10 +39,12 @@ def build_noop(*_: Any, **__: Any) -> Step:
         touched = sum(leaf.ravel()[:1].astype(jnp.float32).sum() for leaf in leaves if leaf.size)
         groups, width = inputs.group_tokens.shape[1:]
         rows = inputs.prefill_tokens.shape[1] + groups * width
+        requests = inputs.chunk_slot.shape[1] + groups
         outputs = StepOutputs(
             chunk_tokens=jnp.ones_like(inputs.chunk_slot),
             group_tokens=jnp.ones_like(inputs.group_tokens),
             group_accepted=jnp.zeros_like(inputs.group_slot),
+            drafts=jnp.ones((1, requests, slots.drafts.shape[-1]), jnp.int32),
             expert_load=jnp.zeros((1, 2)),
             expert_rows=jnp.zeros((1, 1, 1), jnp.int32),
             hidden=jnp.full((1, rows, 1), touched),
@@ -62,7 +64,7 @@ def measure(llm: LLM, groups: int, steps: int) -> list[StepRecord]:
         record = llm.engine.step().record
         if record.fault is not None:
             raise RuntimeError(f"a step failed: {record.fault}")
-        if record.kind == "decode" and record.decode_rows == groups:
+        if record.kind == "decode" and len(record.request_ids) == groups:
             records.append(record)
     for number in range(groups):
         llm.engine.abort(f"r{number}")

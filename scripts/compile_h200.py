@@ -6,7 +6,8 @@
 Needs the wheels jax-cuda13-plugin and jax-cuda13-pjrt of jax's own version (--no-deps), and ptxas
 with libdevice: CUDA, or the wheels nvidia-cuda-nvcc and nvidia-nvvm (13.0.88). Exit status 1: a
 case did not compile, one of our kernels spills registers or has its tensor-core instructions
-serialised, a program is not ONE command buffer, or it copies weights or the cache.
+serialised, a program is not ONE command buffer, or it copies weights or the cache. (Copies of
+weights in a branch are only counted: see ``weight_copies``.)
 """
 
 import argparse
@@ -101,7 +102,7 @@ def check_programs(
             except Exception as error:  # as above
                 yield Result("program", title, None, 0.0, (first_line(error),))
                 continue
-            problems = kernel_problems(compiled) + program_problems(compiled, program.cache_bytes)
+            problems = kernel_problems(compiled) + program_problems(compiled, program.cache_arrays)
             yield Result("program", title, compiled, compiled.flops, problems)
 
 

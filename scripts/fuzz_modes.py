@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple
 
@@ -20,15 +20,13 @@ from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.runner import Runner
 from glm_jax.model.config import GlmConfig
-from scripts.decision_margins import TOLERANCE, decisions
 from scripts.fuzz_schedules import (
     BLOCK_REQUESTS,
     MODEL,
     OPTIONS,
-    Asked,
+    differs,
     draw_asked,
     draw_schedule,
-    first_difference,
     run_schedule,
 )
 
@@ -78,22 +76,12 @@ def fuzz_modes(
             asked = [block[arrival.number] for arrival in schedule.arrivals]
             pairs = zip(asked, whole.tokens, lived.tokens, lived.reasons, strict=True)
             for one, expected, got, reason in pairs:
-                seen["close decisions"] += _differs(llm, one, expected, got, reason)
+                aborted = reason == "abort"
+                if aborted:
+                    # Rounding may change a draft, and so how far each got until then.
+                    got, expected = sorted((got, expected), key=len)
+                seen["close decisions"] += differs(llm, one, got, expected, aborted=aborted)
     return seen
-
-
-def _differs(
-    llm: LLM, asked: Asked, expected: Sequence[int], got: Sequence[int], reason: str | None
-) -> bool:
-    """Whether tokens differ after a close decision; a difference without one is an error."""
-    index = first_difference(got, expected, aborted=reason == "abort")
-    if index is None:
-        return False
-    margin = decisions(llm, asked.prompt, expected[: index + 1], asked.params)[-1].margin
-    assert margin < TOLERANCE, (
-        f"{got} differs from {expected} at {index}, where the margin is {margin:.2e}: {asked}"
-    )
-    return True
 
 
 def main() -> None:

@@ -2,14 +2,15 @@
 
 `python -m scripts.fuzz_schedules --schedules 3000 --seed 1` runs them on the small golden model and
 prints what they reached; it fails at a difference that rounding does not explain (DESIGN 10.4).
-Arrays keep one set of shapes: smaller budgets, pools and slots are imposed on the host only.
+Arrays keep one set of shapes: smaller budgets, pools, slots and drafts are imposed on the host
+only. Alone, a request makes no drafts.
 """
 
 import argparse
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,13 +20,14 @@ from bucketing.axis import Axis
 from bucketing.grid import Cell, Grid
 from glm_jax import LLM, SamplingParams
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.draft_policy import AutoDrafts, FixedDrafts
 from glm_jax.engine.engine import Engine
-from glm_jax.engine.outputs import StepRecord
+from glm_jax.engine.outputs import DraftCounts, StepRecord, StepResult
 from glm_jax.engine.runner import Runner
 from glm_jax.model.config import GlmConfig
 from scripts.decision_margins import TOLERANCE, decisions
 
-MODEL = Path(__file__).resolve().parents[1] / "tests" / "golden" / "tiny"
+MODEL = Path(__file__).resolve().parents[1] / "tests" / "golden" / "mtp"
 OPTIONS: dict[str, Any] = {
     "latent_norm_eps": 1e-6,
     "skip_tokenizer_init": True,
@@ -35,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "prefill_buckets": (64,),
     "group_buckets": (4,),
-    "decode_widths": (1, 4),
+    "num_speculative_tokens": 5,
     "num_pages": 65,
     "grid_warm": "all",
 }
@@ -104,22 +106,29 @@ class Arrival(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Limits below those of the arrays, and who comes when."""
+    """Limits below those of the arrays, who comes when, and how many drafts everyone makes."""
 
     options: dict[str, Any]
     budget: int
     slots: int
     least_width: int
     arrivals: list[Arrival]
+    drafts: int | str = 0
 
 
 class Lived(NamedTuple):
-    """What became of a schedule."""
+    """What became of a schedule; lists are in the order of its arrivals, but for the steps."""
 
     tokens: list[list[int]]
     reasons: list[str | None]
-    records: list[StepRecord]
+    drafts: list[DraftCounts]
+    steps: list[StepResult]
     preemptions: int
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The records of its steps."""
+        return [step.record for step in self.steps]
 
 
 def draw_asked(rng: Random, llm: Target) -> Asked:
@@ -173,7 +182,10 @@ def draw_schedule(rng: Random, llm: Target, block: Sequence[Asked]) -> Schedule:
     largest = llm.config.max_num_batched_tokens
     budget = rng.choice([rng.randint(4, 12), rng.randint(8, largest), largest])
     slots = rng.choice([rng.randint(1, llm.config.max_num_seqs), llm.config.max_num_seqs])
-    return Schedule(options, budget, slots, rng.choice([1, 1, 1, 4]), arrivals)
+    least_width = rng.choice([1, 1, 1, llm.config.widths[-1]])
+    most = llm.config.num_drafts
+    drafts = rng.choice([0, rng.randint(0, most), most])
+    return Schedule(options, budget, slots, least_width, arrivals, drafts)
 
 
 def limited_grid(llm: Target, schedule: Schedule) -> LimitedGrid:
@@ -190,19 +202,40 @@ def limited_grid(llm: Target, schedule: Schedule) -> LimitedGrid:
 def make_engine(llm: Target, schedule: Schedule) -> Engine:
     """An engine of its own on the runner of ``llm``, whose device state starts empty."""
     llm.runner.reset()
-    return Engine(
+    grid = limited_grid(llm, schedule)
+    engine = Engine(
         dataclasses.replace(llm.config, **schedule.options),
         llm.runner,
         vocab_size=llm.model_config.vocab_size,
-        grid=limited_grid(llm, schedule),
+        grid=grid,
     )
+    scheduler = engine.scheduler
+    if isinstance(schedule.drafts, int):
+        scheduler.drafting.policy = FixedDrafts(schedule.drafts)
+    else:
+        most = llm.config.num_drafts
+        scheduler.drafting.policy = AutoDrafts(most, grid, scheduler.step_time)
+    return engine
 
 
-def run_schedule(llm: Target, block: Sequence[Asked], schedule: Schedule) -> Lived:
-    """Run a schedule to its end."""
+def run_schedule(
+    llm: Target,
+    block: Sequence[Asked],
+    schedule: Schedule,
+    prepare: Callable[[Engine], object] = lambda engine: None,
+) -> Lived:
+    """Run a schedule to its end.
+
+    Args:
+        llm: what it runs on.
+        block: the requests that its arrivals name.
+        schedule: the schedule; arrival n is request "r{n}" of the engine.
+        prepare: called with the engine before anything arrives.
+    """
     engine = make_engine(llm, schedule)
+    prepare(engine)
     arrivals = schedule.arrivals
-    records: list[StepRecord] = []
+    steps: list[StepResult] = []
     last = max(arrival.step for arrival in arrivals)
     while engine.has_unfinished or engine.steps <= last:
         for name, arrival in enumerate(arrivals):
@@ -211,26 +244,27 @@ def run_schedule(llm: Target, block: Sequence[Asked], schedule: Schedule) -> Liv
                 engine.add_request(f"r{name}", asked.prompt, asked.params)
             elif arrival.abort_after == engine.steps - arrival.step:
                 engine.abort(f"r{name}")
-        records.append(engine.step().record)
+        steps.append(engine.step())
         if engine.steps > MOST_STEPS:
             raise RuntimeError(f"the schedule does not come to an end: {schedule}")
-    faults = [record.fault for record in records if record.fault]
+    faults = [step.record.fault for step in steps if step.record.fault]
     if faults:
         raise RuntimeError(f"{len(faults)} steps failed, the first with {faults[0]}: {schedule}")
     pages = engine.scheduler.pages
     if pages.free != pages.capacity:
         raise RuntimeError(f"{pages.capacity - pages.free} pages were not returned: {schedule}")
-    outputs = [engine.release(f"r{name}")[0].outputs[0] for name in range(len(arrivals))]
+    outputs = [engine.release(f"r{name}")[0] for name in range(len(arrivals))]
     return Lived(
-        [output.token_ids for output in outputs],
-        [output.finish_reason for output in outputs],
-        records,
+        [output.outputs[0].token_ids for output in outputs],
+        [output.outputs[0].finish_reason for output in outputs],
+        [output.drafts for output in outputs],
+        steps,
         engine.scheduler.preemptions,
     )
 
 
 def tokens_alone(llm: Target, asked: Asked) -> list[int]:
-    """The tokens of a request that nothing shares the engine with, chunks as large as possible."""
+    """The tokens of a request alone in the engine, without drafts, chunks as large as possible."""
     whole = Schedule({}, llm.config.max_num_batched_tokens, 1, 1, [Arrival(0, 0, None)])
     return run_schedule(llm, [asked], whole).tokens[0]
 
@@ -243,6 +277,32 @@ def first_difference(got: Sequence[int], alone: Sequence[int], *, aborted: bool)
     if len(got) == len(alone) or (aborted and len(got) < len(alone)):
         return None
     return min(len(got), len(alone))
+
+
+def differs(
+    llm: LLM, asked: Asked, got: Sequence[int], expected: Sequence[int], *, aborted: bool
+) -> bool:
+    """Whether tokens differ after a close decision.
+
+    Args:
+        llm: computes the margins.
+        asked: the request.
+        got: its tokens.
+        expected: the tokens it should have; an aborted request may have fewer.
+        aborted: whether it was.
+
+    Raises:
+        AssertionError: they differ where no decision was close.
+    """
+    index = first_difference(got, expected, aborted=aborted)
+    if index is None:
+        return False
+    known = expected[: index + 1]
+    margin = decisions(llm, asked.prompt, known, asked.params)[-1].margin
+    assert margin < TOLERANCE, (
+        f"{got} differs from {expected} at {index}, where the margin is {margin:.2e}: {asked}"
+    )
+    return True
 
 
 def fuzz(llm: LLM, *, schedules: int, seed: int) -> Counter[str]:
@@ -266,16 +326,12 @@ def fuzz(llm: LLM, *, schedules: int, seed: int) -> Counter[str]:
             schedule.arrivals, lived.tokens, lived.reasons, strict=True
         ):
             asked, expected = block[arrival.number], alone[arrival.number]
-            index = first_difference(got, expected, aborted=reason == "abort")
-            if index is None:
-                continue
-            known = expected[: index + 1]
-            margin = decisions(llm, asked.prompt, known, asked.params)[-1].margin
-            assert margin < TOLERANCE, (
-                f"schedule {number}: {got} differs from {expected} at {index}, where the margin "
-                f"is {margin:.2e}: {asked}, {schedule}"
-            )
-            seen["close decisions"] += 1
+            try:
+                close = differs(llm, asked, got, expected, aborted=reason == "abort")
+            except AssertionError as error:
+                error.add_note(f"schedule {number}: {schedule}")
+                raise
+            seen["close decisions"] += close
     seen["programs"] = len(llm.runner.programs)
     return seen
 
@@ -288,6 +344,8 @@ def _count(lived: Lived, schedule: Schedule) -> Counter[str]:
     for record in lived.records:
         seen["steps"] += 1
         seen[record.kind] += 1
+        seen["drafts"] += record.draft_tokens
+        seen["accepted drafts"] += record.accepted_tokens
         if record.cell is not None:
             seen[f"cell {tuple(record.cell)}"] += 1
     return seen

@@ -11,6 +11,7 @@ import pytest
 from compile_counter import CompileCounter
 
 from glm_jax import LLM
+from scripts.fuzz_schedules import MODEL, OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE_BUDGET = 150
@@ -99,21 +100,9 @@ def run_python(
 
 @pytest.fixture(scope="session")
 def tiny_llm() -> LLM:
-    """The golden checkpoint ready to run: five programs for everything that needs a real model.
+    """The golden checkpoint with an MTP layer, five drafts a step.
 
-    Tests that want other limits build an `Engine` of their own on `tiny_llm.runner`.
+    Its five programs serve everything that needs a real model. Tests that want other limits or
+    fewer drafts build an `Engine` of their own on `tiny_llm.runner`.
     """
-    return LLM(
-        ROOT / "tests" / "golden" / "tiny",
-        latent_norm_eps=1e-6,
-        skip_tokenizer_init=True,
-        page_size=8,
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        prefill_buckets=(64,),
-        group_buckets=(4,),
-        decode_widths=(1, 4),
-        num_pages=65,
-        grid_warm="all",
-    )
+    return LLM(MODEL, **OPTIONS)

@@ -9,9 +9,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def prompts():
+def prompts(tiny_llm):
     generator = np.random.default_rng(0)
-    return [generator.integers(0, 256, length).tolist() for length in (48, 5, 70, 1, 17, 33)]
+    vocab_size = tiny_llm.model_config.vocab_size
+    return [generator.integers(0, vocab_size, length).tolist() for length in (48, 5, 70, 1, 17, 33)]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_a_new_pool_replaces_the_old_one(tiny_llm):
 
 def test_logits_cover_every_position_whatever_the_chunking(tiny_llm, prompts, alone):
     logits = tiny_llm.logits(prompts[2])
-    assert logits.shape == (70, 256)
+    assert logits.shape == (70, tiny_llm.model_config.vocab_size)
     assert logits.dtype == np.float32
     assert logits[-1].argmax() == alone[2][0]
     np.testing.assert_allclose(tiny_llm.logits(prompts[2][:40]), logits[:40], atol=1e-5)
@@ -110,7 +111,7 @@ def test_logits_cover_every_position_whatever_the_chunking(tiny_llm, prompts, al
     [
         ([], "empty"),
         ([[1, 2], []], "empty"),
-        ([3, 256], "token id 256 is out of range; allowed: 0 to 255"),
+        ([3, 120], "token id 120 is out of range; allowed: 0 to 119"),
         ([-1], "token id -1 is out of range"),
         ([1] * 128, "max_model_len"),
         ("text", "needs a tokenizer"),

@@ -2,7 +2,7 @@
 
 One GPU runs one rank: its share of the groups and of the chunk, and its experts, so that each
 expert gets as many rows as it would on average. Collectives and their buffers are not in it: the
-engine runs on one device today. Neither is the MTP layer's pass, which the step does not run yet.
+engine runs on one device today.
 
 Scratch memory is reused from layer to layer, so the first layers that hold every kind of layer
 need what all need, and compile in a fraction of the time (GLM-5.3 in FP8 for one of 8 GPUs, jax
@@ -95,6 +95,7 @@ def rank_lowering(deployment: Deployment, layers: int, sharding: jax.sharding.Sh
         "prefill_buckets": (widest.prefill,),
         "group_buckets": (widest.groups,),
         "decode_widths": (widest.width,),
+        "num_speculative_tokens": widest.width - 1 if rank.num_nextn_predict_layers else 0,
         "page_size": PAGE_SIZE,
         # Scratch memory does not depend on the pool's size.
         "num_pages": deployment.pages_per_seq + 1,

@@ -34,6 +34,7 @@ _SMALLEST = {
     "max_num_partial_prefills": 1,
     "long_prefill_token_threshold": 0,
     "seed": 0,
+    "decode_loop_steps": 0,
 }
 
 
@@ -54,6 +55,11 @@ class EngineConfig:
         num_speculative_tokens: Draft tokens that a decoding request verifies per step, 0 to 5; the
             model's MTP layer makes them. "auto" lets the scheduler choose, step by step, what the
             measured acceptance and step times are worth.
+        decode_loop_steps: Decode steps that the device may run in one dispatch; 0 is off. A loop
+            ends early when a request ends or needs a page. Stop strings, a waiting request and
+            prefill rows keep a step single.
+        tbt_target_ms: The most time between two tokens that users should see. A loop is cut so
+            that, as predicted, an arriving request waits no longer; None leaves it whole.
         decode_widths: Rows per decode group; all groups of a step have one width. None is (1,)
             without drafts, (1, k + 1) with k, (1, 2, 4, 6) for "auto".
         grid_cells: The compiled cells, (P, G, Q) each, where they are not all combinations of the
@@ -112,6 +118,8 @@ class EngineConfig:
     prefill_buckets: Sequence[int] = (64, 512)
     group_buckets: Sequence[int] = (1, 8)
     num_speculative_tokens: int | str = 0
+    decode_loop_steps: int = 0
+    tbt_target_ms: float | int | None = None
     decode_widths: Sequence[int] | None = None
     grid_cells: Sequence[Sequence[int]] | None = None
     max_step_ms: float | int | None = None
@@ -181,11 +189,13 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization is {share!r}; allowed: a fraction above 0, at most 1."
             )
-        most = self.max_step_ms
-        if most is not None and (not isinstance(most, Real) or isinstance(most, bool) or most <= 0):
-            raise ValueError(
-                f"max_step_ms is {most!r}; allowed: None (off) or milliseconds above 0."
-            )
+        for name in ("max_step_ms", "tbt_target_ms"):
+            most = getattr(self, name)
+            number = isinstance(most, Real) and not isinstance(most, bool)
+            if most is not None and not (number and most > 0):
+                raise ValueError(
+                    f"{name} is {most!r}; allowed: None (off) or milliseconds above 0."
+                )
 
     def _check_speculation(self) -> None:
         """Check the draft length, and fill in the widths that go with it."""

@@ -102,10 +102,8 @@ class Drafting:
             # Nothing is written past the last row that the request can ever have.
             most = min((held + spare) * pool.page_size, request.most_rows) - end
             count = min(wanted, 1 + most)
-            missing = pool.pages_for(end + count - 1) - held
-            if missing > 0:
-                request.pages += pool.allocate(missing)
-                spare -= missing
+            pool.extend(request.pages, end + count - 1)
+            spare -= len(request.pages) - held
             cut[request.request_id] = count
             ahead[request.request_id] = count - 1
         return cut, ahead

@@ -4,7 +4,7 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -13,11 +13,14 @@ from jaxtyping import Float
 
 from bucketing.grid import Cell, Grid
 from bucketing.grid_use import GridUse
+from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.pack import pack
 from bucketing.step_inputs import StepInputs, StepOutputs
 from bucketing.step_time import StepTime, StepTimeModel
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
+from glm_jax.engine.fetched import fetch
+from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
     NO_DRAFTS,
@@ -33,9 +36,10 @@ from glm_jax.engine.outputs import (
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.phase_clock import PhaseClock
 from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.prompt import prompt_tokens
 from glm_jax.engine.prompt_logits import collect_logits
 from glm_jax.engine.request import FinishReason, Request
-from glm_jax.engine.request_update import RequestUpdate
+from glm_jax.engine.request_update import RequestUpdate, joined
 from glm_jax.engine.scheduler import Scheduler
 from glm_jax.engine.stopping import end_at_stop_string, end_with_error
 from glm_jax.engine.text_stream import TextStream
@@ -53,12 +57,17 @@ class Executor(Protocol):
 
     drafts_write_ahead: bool
 
-    def serve(self, cell: Cell, rows: int) -> Served:
-        """Say how a step of so many useful rows will run, and in which layout to pack it."""
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
+        """Say how a step of so many useful rows will run, and in which layout to pack it.
+
+        Where ``loop_steps`` is more than one and the loop's program is there, it is a loop.
+        """
         ...
 
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
-        """Dispatch one step."""
+    def run(
+        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
+    ) -> StepOutputs | LoopOutputs:
+        """Dispatch one step, or a decode loop with what ends it."""
         ...
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
@@ -164,7 +173,7 @@ class Engine:
                 was queued and other requests go on.
         """
         params = params or SamplingParams()
-        text, token_ids = self._tokens_of(prompt)
+        text, token_ids = prompt_tokens(prompt, self._tokenizer, self._vocab_size)
         stream = None
         if params.detokenize and self._tokenizer is not None:
             stream = TextStream(self._tokenizer, params)
@@ -249,41 +258,41 @@ class Engine:
 
     def _run(self, plan: StepPlan, clock: PhaseClock) -> list[StreamDelta]:
         """Everything after planning."""
+        scheduler, executor, notes = self.scheduler, self._executor, self._notes
         with clock.phase("pack"):
             self._fault_hook("pack", plan)
-            served = self._notes.served = self._executor.serve(plan.cell, plan.useful_rows)
-            inputs = pack(served.layout, self.scheduler.limits, plan.rows)
+            served = notes.served = executor.serve(plan.cell, plan.useful_rows, plan.loop_steps)
+            inputs = pack(served.layout, scheduler.limits, plan.rows)
+            ends = loop_ends(scheduler.pages, scheduler.limits, plan) if served.loop else None
         with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
-            outputs = self._executor.run(served, inputs)
+            outputs = executor.run(served, inputs, ends)
         with clock.phase("device"):
             self._fault_hook("device", plan)
             wanted = {name: self._entries[name].logits for name in plan.request_ids}
-            if any(logits is not None for logits in wanted.values()):
-                logits_of = partial(self._executor.logits, outputs)
+            if any(one is not None for one in wanted.values()):
+                logits_of = partial(executor.logits, outputs)
                 collect_logits(plan, served.layout, logits_of, wanted)
         with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
-            drawn = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
-            if plan.drafter:
-                drawn = *drawn, outputs.drafts
-            fetched = tuple(np.asarray(array) for array in drawn)
-            most, mean = np.asarray(outputs.expert_load)[0].tolist()
-            self._notes.expert_load = most, mean
+            fetched = fetch(outputs, drafter=plan.drafter)
+            notes.steps, notes.expert_load = fetched.steps, fetched.expert_load
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
-            updates = self.scheduler.commit(plan, *fetched)
-            deltas = [self._delta(update) for update in updates]
+            updates = fetched.commit(scheduler, plan)
+            deltas = {one.request_id: self._delta(one) for one in joined(updates)}
             self._note_drafts(updates, deltas)
-            return deltas
+            return list(deltas.values())
 
-    def _note_drafts(self, updates: Sequence[RequestUpdate], deltas: Sequence[StreamDelta]) -> None:
+    def _note_drafts(
+        self, updates: Sequence[RequestUpdate], deltas: Mapping[str, StreamDelta]
+    ) -> None:
         """Count what was verified; a draft behind a stop string is not among the accepted."""
         noted = []
-        for update, delta in zip(updates, deltas, strict=True):
+        for update in updates:
             if not update.draft_token_ids:
                 continue
-            accepted = min(update.accepted, len(delta.token_ids))
+            accepted = min(update.accepted, len(deltas[update.request_id].token_ids))
             verified = GroupDrafts(update.request_id, tuple(update.draft_token_ids), accepted)
             entry = self._entries[update.request_id]
             entry.drafts = entry.drafts.with_group(verified)
@@ -294,7 +303,7 @@ class Engine:
         """Count a step, and let the step-time model see one that ran as its cell's program."""
         if record.cell is None or record.fault is not None:
             return
-        model, seconds = self.scheduler.step_time, record.wall_time
+        model, seconds = self.scheduler.step_time, record.wall_time / record.loop_steps
         rows = record.prefill_rows + record.decode_rows
         self.use.add(record.cell, rows, seconds, piecewise=record.mode == Mode.PIECEWISE)
         if record.mode == Mode.FULL:
@@ -362,23 +371,6 @@ class Engine:
         elif request.finished:
             text += stream.finish()
         return text, kept
-
-    def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise ValueError(
-                    "a text prompt needs a tokenizer, but the engine has none "
-                    "(skip_tokenizer_init). Pass token ids."
-                )
-            return prompt, self._tokenizer.encode(prompt)
-        token_ids = [int(token) for token in prompt]
-        for token in token_ids:
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(
-                    f"token id {token} is out of range; allowed: 0 to {self._vocab_size - 1}. "
-                    "Encode the prompt with this model's tokenizer."
-                )
-        return None, token_ids
 
     def _output(self, entry: _Entry) -> RequestOutput:
         request = entry.request

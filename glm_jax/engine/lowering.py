@@ -12,12 +12,15 @@ import jax
 import numpy as np
 
 from bucketing.cell import Cell
+from bucketing.loop_inputs import LoopInputs, LoopKey, loop_input_shapes
 from bucketing.piecewise import Piece
+from bucketing.program_key import ProgramKey
 from bucketing.step_inputs import Limits, StepInputs, input_shapes
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.xla_flags import xla_options
 from glm_jax.model.cache import Cache, cache_format_of, cache_shapes
 from glm_jax.model.config import GlmConfig
+from glm_jax.model.decode_loop import build_decode_loop
 from glm_jax.model.head import logits_of
 from glm_jax.model.layer import Form
 from glm_jax.model.piece_shapes import piece_arguments
@@ -45,6 +48,9 @@ _SHAPELESS = frozenset(
         "piecewise_buckets",
         "execution_mode",
         "max_step_ms",
+        # Its programs have keys of their own.
+        "decode_loop_steps",
+        "tbt_target_ms",
         "long_prefill_token_threshold",
         "long_prefill_token_threshold_adaptive",
         "max_num_partial_prefills",
@@ -138,6 +144,7 @@ class Lowering:
         self._jit = partial(jax.jit, compiler_options=xla_options(engine.xla_flags))
         step = build_step(merge, self.form, loop=engine.layer_loop)
         self._step = self._jit(step, donate_argnums=(1, 2))
+        self._merge = merge
         self._logits = self._jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
 
     @classmethod
@@ -174,15 +181,17 @@ class Lowering:
         shapes = input_shapes(cell, self.limits)
         return StepInputs(*(self._shape(spec.shape, spec.dtype) for spec in shapes))
 
-    def lower(self, key: Cell | Piece) -> jax.stages.Lowered:
+    def lower(self, key: ProgramKey) -> jax.stages.Lowered:
         """Trace and lower a program; compiling the result gives the program.
 
         Args:
-            key: a cell for its whole step, a piece for that part of a step, or ``logits_key`` for
-                logits of any rows of a step.
+            key: a cell for its whole step, a loop for several, a piece for a part of a step, or
+                ``logits_key`` for logits of any rows of a step.
         """
         if isinstance(key, Cell):
             return self._step.lower(self.params, self.cache, self.slots, self.inputs(key))
+        if isinstance(key, LoopKey):
+            return self._lower_loop(key)
         if key.kind == LOGITS:
             return self._lower_logits(key.rows)
         call, donated = self._pieces.functions()[key.kind]
@@ -197,6 +206,15 @@ class Lowering:
             key.rows,
         )
         return self._jit(call, donate_argnums=donated).lower(*arguments[key.kind])
+
+    def _lower_loop(self, key: LoopKey) -> jax.stages.Lowered:
+        loop = build_decode_loop(
+            self._merge, self.form, loop=self.engine.layer_loop, most_steps=key.steps
+        )
+        shapes = loop_input_shapes(key.groups, self.limits)
+        ends = LoopInputs(*(self._shape(spec.shape, spec.dtype) for spec in shapes))
+        state = self.cache, self.slots, self.inputs(key.cell)
+        return self._jit(loop, donate_argnums=(1, 2)).lower(self.params, *state, ends)
 
     def _lower_logits(self, rows: int) -> jax.stages.Lowered:
         head = self._model.head.get_value()

@@ -22,12 +22,14 @@ class Served(NamedTuple):
         layout: The cell whose array shapes the step's inputs and outputs have.
         reason: Why the step is not FULL; empty when it is.
         bucket: Rows of the pieces' programs; 0 in other modes.
+        loop: Whether the program of the cell's decode loop runs several steps.
     """
 
     mode: Mode
     layout: Cell
     reason: str = ""
     bucket: int = 0
+    loop: bool = False
 
 
 def full(cell: Cell) -> Served:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bucketing.grid import Cell
-from glm_jax.engine.modes import Served
+from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.plan import StepPlan
 
 
@@ -127,7 +127,10 @@ class StepRecord:
         expert_rows_mean: mean over experts and layers.
         drafter: whether the MTP layer ran.
         new_drafts: the most drafts that it made for a request.
-        drafts: what was verified, one entry per request with drafts.
+        drafts: what was verified, one entry per request with drafts (and step of a loop).
+        loop_steps: steps that ran in this one dispatch. Rows, pairs and pads are those of the
+            first; drafts are those of all.
+        loop_reason: why it was one step, where decode loops are switched on.
     """
 
     index: int
@@ -149,6 +152,8 @@ class StepRecord:
     drafter: bool = False
     new_drafts: int = 0
     drafts: tuple[GroupDrafts, ...] = ()
+    loop_steps: int = 1
+    loop_reason: str = ""
 
     @property
     def draft_tokens(self) -> int:
@@ -177,12 +182,14 @@ class StepNotes:
         fault: phase and message.
         expert_load: most and mean rows of an expert.
         drafts: what was verified.
+        steps: steps that ran in the dispatch.
     """
 
     served: Served | None = None
     fault: str | None = None
     expert_load: tuple[float, float] = (0.0, 0.0)
     drafts: tuple[GroupDrafts, ...] = ()
+    steps: int = 1
 
 
 def record_of(
@@ -213,4 +220,13 @@ def record_of(
         drafter=plan.drafter,
         new_drafts=max((entry.new_drafts for entry in plan.entries), default=0),
         drafts=notes.drafts,
+        loop_steps=notes.steps,
+        loop_reason=_loop_reason(plan, served),
     )
+
+
+def _loop_reason(plan: StepPlan, served: Served | None) -> str:
+    """Why a plan was no loop; empty where it was one, or loops are off."""
+    if plan.loop_steps == 1 or served is None or served.loop:
+        return plan.loop_reason
+    return "the loop's program is not compiled yet" if served.mode is Mode.FULL else served.reason

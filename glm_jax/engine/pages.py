@@ -64,6 +64,16 @@ class PagePool:
             self._references[page] = 1
         return pages
 
+    def extend(self, table: list[int], tokens: int) -> None:
+        """Hand out what a page table lacks to hold `tokens` tokens.
+
+        Raises:
+            OutOfPagesError: Fewer pages are free; the table is as before.
+        """
+        missing = self.pages_for(tokens) - len(table)
+        if missing > 0:
+            table += self.allocate(missing)
+
     def release(self, pages: Iterable[int]) -> None:
         """Drop one reference of each page; a page without references is free.
 

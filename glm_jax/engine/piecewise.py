@@ -5,14 +5,21 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.cache import Cache
+from glm_jax.model.compact_rows import CompactRows
 from glm_jax.model.config import GlmConfig
+from glm_jax.model.draft_pieces import DraftMembers, draft_members
 from glm_jax.model.layer import Planes
 from glm_jax.model.members import Member, member_of
 from glm_jax.model.slots import Slots
 from glm_jax.model.transformer import Transformer
+from pallas_kernels.sparse_mla import Selection
+
+# The compiled piece of a kind.
+Program = Callable[[str], Callable[..., Any]]
 
 
 class _LayerParts(NamedTuple):
@@ -23,6 +30,14 @@ class _LayerParts(NamedTuple):
     after: tuple[Member, ...]
     after_kind: str
     planes: Planes
+
+
+class _Stream(NamedTuple):
+    """What flows from layer to layer."""
+
+    x: Float[Array, "n D"]
+    cache: Cache
+    selection: Selection
 
 
 class PiecewiseStep:
@@ -43,13 +58,13 @@ class PiecewiseStep:
         self._embed = model.embed[...]
         self._ends = model.norm[...], model.head[...]
         self._layers = [_parts(model, config, layer) for layer in range(config.num_hidden_layers)]
+        self._drafter: tuple[DraftMembers, _LayerParts] | None = None
+        if config.num_nextn_predict_layers:
+            mtp = _parts(model, config, config.num_hidden_layers)
+            self._drafter = draft_members(model, config), mtp
 
     def __call__(
-        self,
-        program: Callable[[str], Callable[..., Any]],
-        cache: Cache,
-        slots: Slots,
-        inputs: StepInputs,
+        self, program: Program, cache: Cache, slots: Slots, inputs: StepInputs
     ) -> tuple[Cache, Slots, StepOutputs]:
         """Run one step.
 
@@ -61,32 +76,55 @@ class PiecewiseStep:
         """
         chunks = bool(inputs.chunk_start[0, -1])
         groups = bool(np.any(inputs.group_known))
-        slots, rows, x, selection = program("embed")(self._embed, slots, inputs)
-        self.dispatches = 2
         segments = ("chunks",) * chunks + ("groups",) * groups
-        expert_rows = []
+        slots, rows, x, selection = program("embed")(self._embed, slots, inputs)
+        stream, expert_rows = _Stream(x, cache, selection), []
         for layer in self._layers:
-            kind = "full" if layer.full else "shared"
-            before = program(f"before_{kind}")
-            index, block = None, layer.before[0]
-            if layer.full:
-                queries, index, values, cache = before(*layer.before, x, cache, rows, layer.planes)
-            else:
-                queries, values, cache = before(*layer.before, x, cache, rows, layer.planes)
-            for segment in segments:
-                attend = program(f"{segment}_{kind}")
-                if layer.full:
-                    selection, values = attend(
-                        block, queries, index, cache, rows, selection, values, layer.planes
-                    )
-                else:
-                    values = attend(block, queries, cache, rows, values, selection, layer.planes)
-            x, counts = program(layer.after_kind)(*layer.after, x, values, rows)
+            stream, counts = _run_layer(program, layer, stream, rows, segments)
             if counts is not None:
                 expert_rows.append(counts)
-            self.dispatches += 2 + len(segments)
-        slots, outputs = program("head")(*self._ends, x, tuple(expert_rows), slots, inputs)
-        return cache, slots, outputs
+        slots, outputs = program("head")(*self._ends, stream.x, tuple(expert_rows), slots, inputs)
+        self.dispatches = 2 + len(self._layers) * (2 + len(segments))
+        if not (self._drafter and outputs.drafts.shape[-1] and inputs.drafter[0]):
+            return stream.cache, slots, outputs
+        members, layer = self._drafter
+        x, starts = program("draft_begin")(members, rows, inputs, outputs)
+        # The target's selection is overwritten row by row: every row selects anew.
+        stream, _ = _run_layer(program, layer, stream._replace(x=x), rows, segments)
+        written, slots, drafts = program("draft_end")(
+            members, stream.x, stream.selection, stream.cache, slots, starts
+        )
+        self.dispatches += 4 + len(segments)
+        cache = stream.cache if written is None else written
+        return cache, slots, outputs._replace(drafts=drafts)
+
+
+def _run_layer(
+    program: Program,
+    layer: _LayerParts,
+    stream: _Stream,
+    rows: CompactRows,
+    segments: tuple[str, ...],
+) -> tuple[_Stream, Int[Array, " E"] | None]:
+    """The pieces of one layer; also the rows of each expert, None in a dense layer."""
+    kind = "full" if layer.full else "shared"
+    before, block = program(f"before_{kind}"), layer.before[0]
+    x, cache, selection = stream
+    index = None
+    if layer.full:
+        queries, index, values, cache = before(*layer.before, x, cache, rows, layer.planes)
+    else:
+        queries, values, cache = before(*layer.before, x, cache, rows, layer.planes)
+    for segment in segments:
+        attend = program(f"{segment}_{kind}")
+        if layer.full:
+            selection, values = attend(
+                block, queries, index, cache, rows, selection, values, layer.planes
+            )
+        else:
+            values = attend(block, queries, cache, rows, values, selection, layer.planes)
+    x, counts = program(layer.after_kind)(*layer.after, x, values, rows)
+    return _Stream(x, cache, selection), counts
 
 
 def _parts(model: Transformer, config: GlmConfig, layer: int) -> _LayerParts:

@@ -63,6 +63,8 @@ class StepPlan:
             rests of prefills that were placed there.
         pairs: (row, key) pairs that an indexer layer scores: over the useful rows, position + 1.
         drafter: Whether the MTP layer runs.
+        loop_steps: Steps that its groups may run in one dispatch; 1 is no loop.
+        loop_reason: Why there is no loop where loops are switched on.
     """
 
     cell: Cell
@@ -71,6 +73,8 @@ class StepPlan:
     group_entries: tuple[PlanEntry, ...]
     pairs: int
     drafter: bool = False
+    loop_steps: int = 1
+    loop_reason: str = ""
 
     @property
     def entries(self) -> tuple[PlanEntry, ...]:

@@ -1,6 +1,6 @@
 """Applies what a step did for a request to that request, and says what changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from glm_jax.engine.request import FinishReason, Request
@@ -44,16 +44,35 @@ def apply_result(result: Result) -> RequestUpdate | None:
         None where nothing was drawn for it.
     """
     request = result.entry.request
-    request.computed += result.advance
-    request.draft_token_ids = ()
+    follow(result)
     request.needs_reset = False
     if not result.tokens:
         return None
     kept = append_tokens(request, result.tokens)
     accepted = min(len(result.tokens) - 1, len(kept))
-    if request.finish_reason is None:
-        # The very last token is never computed, so nothing is verified for its sake.
-        room = request.most_rows - request.computed - 1
-        request.draft_token_ids = result.drafts[: max(0, room)]
     verified = result.entry.draft_token_ids
     return RequestUpdate(request, kept, request.finish_reason, verified, accepted)
+
+
+def joined(updates: Iterable[RequestUpdate]) -> Iterable[RequestUpdate]:
+    """Return one update per request, in order of its first: the steps of a loop taken together.
+
+    They have no drafts: each step's are its own.
+    """
+    by_request: dict[str, RequestUpdate] = {}
+    for update in updates:
+        before = by_request.get(update.request_id)
+        if before is not None:
+            tokens = before.new_token_ids + update.new_token_ids
+            update = RequestUpdate(update.request, tokens, update.finish_reason)
+        by_request[update.request_id] = update
+    return by_request.values()
+
+
+def follow(result: Result) -> None:
+    """Take over what the device holds of a request after a step: its rows and its drafts."""
+    request = result.entry.request
+    request.computed += result.advance
+    # The very last token is never computed, so nothing is verified for its sake.
+    room = request.most_rows - request.computed - 1
+    request.draft_token_ids = result.drafts[: max(0, room)]

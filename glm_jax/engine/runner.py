@@ -12,11 +12,13 @@ import numpy as np
 from jaxtyping import Float
 
 from bucketing.cell import Cell
+from bucketing.loop_inputs import LoopInputs, LoopKey, LoopOutputs
 from bucketing.piecewise import Piece, PieceBuckets
+from bucketing.program_key import ProgramKey
 from bucketing.programs import CompileReport, NoProgramError, ProgramTable, compile_program
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.lowering import LOGITS, LOGITS_ROWS, Lowering
-from glm_jax.engine.modes import Mode, Served, full
+from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.piecewise import PiecewiseStep
 from glm_jax.model.cache import Cache, make_zeros
 from glm_jax.model.piece_shapes import kinds_of
@@ -83,7 +85,7 @@ class Runner:
         return len(self._params) + len(Cache._fields) + len(Slots._fields)
 
     def compile(
-        self, keys: Iterable[Cell | Piece], on_done: Callable[[CompileReport], Any] | None = None
+        self, keys: Iterable[ProgramKey], on_done: Callable[[CompileReport], Any] | None = None
     ) -> None:
         """Compile the programs that are missing, here and now, without any store."""
         for key in keys:
@@ -93,12 +95,13 @@ class Runner:
                 if on_done is not None:
                     on_done(report)
 
-    def serve(self, cell: Cell, rows: int) -> Served:
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         """Say how a step will run.
 
         Args:
             cell: what it was planned for.
             rows: its useful rows.
+            loop_steps: more than one asks for the decode loop of the cell, if it is compiled.
 
         Raises:
             NoProgramError: neither the cell nor the pieces for so many rows are compiled.
@@ -107,7 +110,8 @@ class Runner:
         if mode == "eager":
             return Served(Mode.EAGER, cell, "execution_mode is eager")
         if mode != "piecewise" and cell in self.programs:
-            return full(cell)
+            looped = loop_steps > 1 and self._loop_key(cell) in self.programs
+            return Served(Mode.FULL, cell, loop=looped)
         bucket = None if mode == "full" else self.pieces.bucket_for(rows)
         if bucket is None:
             raise NoProgramError(
@@ -123,19 +127,25 @@ class Runner:
             reason = "outside the grid"
         return Served(Mode.PIECEWISE, self.lowering.engine.widest, reason, bucket)
 
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
-        """Dispatch one step; the outputs stay on the device until fetched.
+    def run(
+        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
+    ) -> StepOutputs | LoopOutputs:
+        """Dispatch one step, or a decode loop; the outputs stay on the device until fetched.
 
         Args:
             served: from ``serve``.
             inputs: packed for its layout.
+            ends: what ends the loop; None for one step.
 
         Raises:
             NoProgramError: the programs are not compiled; nothing is lost.
         """
         assert self._cache is not None
         state = self._cache, self._slots, inputs
-        if served.mode is Mode.FULL:
+        if ends is not None:
+            result = self.programs[self._loop_key(served.layout)](self._params, *state, ends)
+            self.dispatches = 1
+        elif served.mode is Mode.FULL:
             result = self.programs[served.layout](self._params, *state)
             self.dispatches = 1
         elif served.mode is Mode.PIECEWISE:
@@ -150,6 +160,9 @@ class Runner:
             self.dispatches = 0
         self._cache, self._slots, outputs = result
         return outputs
+
+    def _loop_key(self, cell: Cell) -> LoopKey:
+        return LoopKey(cell.groups, cell.width, self.lowering.engine.decode_loop_steps)
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
         """Float32 logits of chosen rows of a step."""

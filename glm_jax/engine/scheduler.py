@@ -4,6 +4,7 @@ Per step: `schedule()` -> StepPlan, then `commit(plan, ...)` once its outputs ar
 `cancel(plan)` if it never reached the device, or `reset_pool()` if the device state was lost.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
@@ -12,19 +13,27 @@ import numpy as np
 from jaxtyping import Integer
 
 from bucketing.grid import Grid
+from bucketing.loop_inputs import LoopOutputs
 from bucketing.step_time import RowEquivalents, StepTime
 from glm_jax.engine.admission import check_request, seed_for
-from glm_jax.engine.chunking import Decodes, Piece, Rules, choose_pieces, scored_pairs
+from glm_jax.engine.chunking import (
+    Decodes,
+    Piece,
+    Rules,
+    choose_pieces,
+    scored_pairs,
+)
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.draft_policy import DraftPolicy
 from glm_jax.engine.drafting import Drafting, policy_of
+from glm_jax.engine.looping import NO_LOOP, choose_loop, loop_results
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import place
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.plan_rows import pages_told, write_plan
 from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
-from glm_jax.engine.request_update import RequestUpdate, apply_result
-from glm_jax.engine.results import read_results
+from glm_jax.engine.request_update import RequestUpdate, apply_result, follow
+from glm_jax.engine.results import Result, read_results
 
 
 class Scheduler:
@@ -143,9 +152,7 @@ class Scheduler:
 
     def fail(self, request_ids: Iterable[str], error: str) -> list[RequestUpdate]:
         """End the named requests with an error; the others are not touched."""
-        updates = [
-            self.finish(request_id, FinishReason.ERROR, error=error) for request_id in request_ids
-        ]
+        updates = (self.finish(name, FinishReason.ERROR, error=error) for name in request_ids)
         return [update for update in updates if update is not None]
 
     def _end(self, request: Request, reason: FinishReason) -> None:
@@ -195,9 +202,15 @@ class Scheduler:
         for request, rows in pieces:
             if request.slot is None:
                 self._admit(request)
-            self._grow(request, request.computed + rows)
+            self.pages.extend(request.pages, request.computed + rows)
         following = self.drafting.decide(decodes, pieces, self.running)
+        idle = len(self.running) + len(self.waiting) - len(decodes.requests)
+        looping = choose_loop(self.config, self.step_time, placement, decodes, idle)
+        if looping.steps > 1:
+            following = looping.grow(self.pages, self.limits, decodes, following)
         plan = write_plan(self.pages, placement, decodes.requests, following)
+        if looping != NO_LOOP:
+            plan = dataclasses.replace(plan, loop_steps=looping.steps, loop_reason=looping.reason)
         self._in_flight = plan
         return plan
 
@@ -249,7 +262,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-        self._grow(request, rows)
+        pages.extend(request.pages, rows)
         return True
 
     def _choose_pieces(self, decodes: Decodes, *, admit: bool) -> Sequence[Piece]:
@@ -268,12 +281,6 @@ class Scheduler:
         self.running.append(request)
         together = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
         self.drafting.policy.admit(request, together)
-
-    def _grow(self, request: Request, rows: int) -> None:
-        """Extend a page table to hold `rows` rows."""
-        missing = self.pages.pages_for(rows) - len(request.pages)
-        if missing > 0:
-            request.pages += self.pages.allocate(missing)
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages and slot; it is next in line to be recomputed."""
@@ -318,14 +325,34 @@ class Scheduler:
         self._check_in_flight(plan)
         results = read_results(plan, chunk_tokens, group_tokens, group_accepted, drafts)
         self._land()
+        return self._apply(plan, results)
+
+    def commit_loop(self, plan: StepPlan, outputs: LoopOutputs) -> list[RequestUpdate]:
+        """Take the outputs of a loop, step by step; returns and raises as `commit` does.
+
+        Args:
+            plan: The loop's first step, in flight.
+            outputs: Fetched.
+        """
+        self._check_in_flight(plan)
+        updates: list[RequestUpdate] = []
+        for current, results in loop_results(plan, outputs):
+            if current is plan:
+                self._land()
+            updates += self._apply(current, results)
+        return updates
+
+    def _apply(self, plan: StepPlan, results: Iterable[Result]) -> list[RequestUpdate]:
+        """Advance the requests of a step."""
         self._last_step_prefilled = any(
             entry.row_class is RowClass.PREFILL for entry in plan.entries
         )
         updates = []
-        finished = RequestStatus.FINISHED
         for result in results:
             request = result.entry.request
-            if request.status is finished:
+            if request.finished:
+                # Ended meanwhile. In a loop it goes on until the loop ends.
+                follow(result)
                 continue
             request.synced_pages = pages_told(self.pages, result.entry)
             update = apply_result(result)

@@ -1,9 +1,11 @@
 """Which programs are waited for before the first request, and which follow in the background."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bucketing.cell import Cell
 from bucketing.hot_cells import hot_cells
+from bucketing.loop_inputs import LoopKey
 from bucketing.piecewise import PieceBuckets
 from bucketing.program_key import ProgramKey
 from glm_jax.engine.config import EngineConfig
@@ -30,7 +32,7 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
     Pieces come first wherever a step may need them, since they serve every step; an engine whose
     grid is complete and waited for never needs any.
     """
-    pieces = PieceBuckets(kinds_of(model), engine.piecewise_axis(), ())
+    pieces = PieceBuckets(kinds_of(model, engine.num_drafts), engine.piecewise_axis(), ())
     cells = engine.grid().cells()
     mode = engine.execution_mode
     if mode == "eager":
@@ -45,7 +47,8 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
     later = [cell for cell in (*hot, *cells) if cell not in waited]
     needs_pieces = mode == "auto" and (later or not engine.grid().complete)
     now = [*(_first_pieces(engine, pieces) if needs_pieces else ()), *_with_logits(waited)]
-    rest = [*_with_logits(later), *(pieces.rest if needs_pieces else ())]
+    now += _loops(engine, waited)
+    rest = [*_with_logits(later), *(pieces.rest if needs_pieces else ()), *_loops(engine, later)]
     now = dict.fromkeys(now)
     return WarmOrder(tuple(now), tuple(key for key in dict.fromkeys(rest) if key not in now))
 
@@ -53,6 +56,14 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
 def _with_logits(cells: tuple[Cell, ...] | list[Cell]) -> tuple[ProgramKey, ...]:
     """Cells, then the programs that turn their rows into logits."""
     return (*cells, *map(logits_key, cells))
+
+
+def _loops(engine: EngineConfig, cells: Iterable[Cell]) -> list[LoopKey]:
+    """The decode loops of the pure decode cells among these, if loops are switched on."""
+    steps = engine.decode_loop_steps
+    if steps <= 1:
+        return []
+    return [LoopKey(cell.groups, cell.width, steps) for cell in cells if not cell.prefill]
 
 
 def _first_pieces(engine: EngineConfig, pieces: PieceBuckets) -> tuple[ProgramKey, ...]:

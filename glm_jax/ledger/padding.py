@@ -154,7 +154,7 @@ def _groups(shape: StepShape, cell: Cell, blocks: Blocks) -> Segment:
 
 
 def _later(config: GlmConfig, shape: StepShape, room: int, blocks: Blocks, spread: _Spread) -> Work:
-    """One row of each chunk and group that there is room for; unused chunks stand in between."""
+    """One row of each chunk and group that there is room for; unused ones attend to nothing."""
     assert shape.cell is not None
     lines = room + shape.cell.groups
     drafting = [place for place, chunk in enumerate(shape.chunks) if chunk.sampled]
@@ -163,11 +163,9 @@ def _later(config: GlmConfig, shape: StepShape, room: int, blocks: Blocks, sprea
     contexts += [group.context + 1 for group in shape.groups]
     groups = Segment()
     if drafting:
-        used = drafting[-1] + 1
-        if config.index_share_for_mtp_iteration and not shape.groups:
-            # Lines of unused chunks have a selection too, that of the last row of all.
-            used = room
-        groups = _together(lines, used, max(contexts), blocks)._replace(rows=len(drafting))
+        groups = _together(lines, drafting[-1] + 1, max(contexts), blocks)._replace(
+            rows=len(drafting)
+        )
     if config.index_share_for_mtp_iteration:
         groups = groups._replace(scored=0.0, scanned=0.0)
     return Work(

@@ -23,6 +23,8 @@ _NO_ENTRY = 1 << 30
 class CompactRows(NamedTuple):
     """What the pieces of a layer need to know about n compact rows; pads have index n."""
 
+    taken: Int[Array, " n"]  # row of the layout; past its end for a pad
+    positions: Int[Array, " n"]
     entries: Int[Array, " n"]
     valid: Bool[Array, " n"]
     slots: Int[Array, " n"]
@@ -70,6 +72,8 @@ def compact_rows(
     chunk_count = jnp.sum(rows.valid[:prefill_rows], dtype=jnp.int32)
     positions = jnp.where(valid, rows.positions[safe], 0)
     packed = CompactRows(
+        taken=taken.astype(jnp.int32),
+        positions=positions,
         entries=jnp.where(valid, rows.entries[safe], _NO_ENTRY),
         valid=valid,
         slots=jnp.where(valid, rows.slots[safe], slots.computed.shape[0] - 1),

@@ -74,6 +74,13 @@ class Stream(NamedTuple):
     expert_rows: Int[Array, "sparse_layers E"]
 
 
+class Planes(NamedTuple):
+    """The planes of a layer in the two arrays of the cache."""
+
+    latent: int | Int[Array, ""]
+    index: int | Int[Array, ""]
+
+
 class Layer(NamedTuple):
     """The modules of one layer and the planes they write."""
 
@@ -84,37 +91,27 @@ class Layer(NamedTuple):
     index_plane: int | Int[Array, ""]
     sparse_before: int | Int[Array, ""]  # layers with experts in front of this one
 
+    @property
+    def planes(self) -> Planes:
+        """Both planes."""
+        return Planes(self.plane, self.index_plane)
 
-class Planes(NamedTuple):
-    """The planes of a layer in the two arrays of the cache."""
 
-    latent: int | Int[Array, ""]
-    index: int | Int[Array, ""]
+class Projected(NamedTuple):
+    """What a layer makes of its rows before any of them reads the cache."""
+
+    queries: Queries
+    entry: Float[Array, "N C+B"]
+    index: IndexRows | None  # None: a shared layer
 
 
 def run_layer(layer: Layer, stream: Stream, context: Context) -> Stream:
     """Add attention, then the feed-forward, each on normed rows."""
-    form, rows = context.form, context.rows
-    planes = Planes(layer.plane, layer.index_plane)
-    queries, index, cache = before_attention(
-        layer.block, layer.indexer, stream.x, stream.cache, rows.entries, context.turn, planes, form
-    )
-    selection = stream.selection
-    if index is not None:
-        keys = keys_of(cache, planes, form, topk=selection.entries.shape[1])
-        selection = select(index, rows, context.page_table, keys)
-    groups, width = rows.group_positions.shape
-    split = stream.x.shape[0] - groups * width
-    up, parts = layer.block.attention.up(form.dtype), []
-    if split:
-        first = _rows(queries, slice(0, split)), _rows(selection, slice(0, split))
-        parts.append(attend_chunks(*first, rows.tiles, cache, planes, up, form))
-    if groups:
-        second = _rows(queries, slice(split, None)), _rows(selection, slice(split, None))
-        parts.append(attend_groups(*second, cache, planes, up, form))
-    values = jnp.concatenate(parts)
-    x, expert_rows = after_attention(
-        layer.block, layer.feed_forward, stream.x, values, rows.valid, form
+    form, planes = context.form, layer.planes
+    projected = project_rows(layer.block, layer.indexer, stream.x, context.turn, form)
+    cache = write_rows(projected, stream.cache, context.rows.entries, planes, form)
+    x, selection, expert_rows = finish_layer(
+        layer, projected, stream.x, cache, stream.selection, context
     )
     counts = stream.expert_rows
     if expert_rows is not None:
@@ -149,20 +146,78 @@ def before_attention(
     Returns:
         The queries, the indexer's projections (None in a shared layer), the cache.
     """
-    config, stored = form.config, form.cache_format
+    projected = project_rows(block, indexer, x, turn, form)
+    cache = write_rows(projected, cache, entries, planes, form)
+    return projected.queries, projected.index, cache
+
+
+def project_rows(
+    block: Block, indexer: Indexer | None, x: Float[Array, "N D"], turn: Rotation, form: Form
+) -> Projected:
+    """Queries, cache entries and index projections of all rows; see ``before_attention``."""
+    config = form.config
+    h = rms_norm(x, block.input_norm[...], config.rms_norm_eps)
+    rows: AttentionRows = block.attention.project(h, turn, config, form.kernels)
+    index = None
+    if indexer is not None:
+        index = indexer(h, rows.q_compressed, turn, config, form.kernels)
+    return Projected(rows.queries, rows.entry, index)
+
+
+def write_rows(
+    projected: Projected, cache: Cache, entries: Int[Array, " N"], planes: Planes, form: Form
+) -> Cache:
+    """Write the entries of all rows, and their keys in a full layer; see ``before_attention``."""
+    stored = form.cache_format
     # There is no page_write for Mosaic: XLA's, the default, is in place on a GPU too.
     write = partial(
         page_write, implementation=None if form.kernels == "mosaic_gpu" else form.kernels
     )
-    h = rms_norm(x, block.input_norm[...], config.rms_norm_eps)
-    projected: AttentionRows = block.attention.project(h, turn, config, form.kernels)
     latent = write(stored.latent_pool(cache, planes.latent), entries, projected.entry)
-    cache = cache._replace(latent=latent)
-    if indexer is None:
-        return projected.queries, None, cache
-    index = indexer(h, projected.q_compressed, turn, config, form.kernels)
-    keys = write(stored.index_pool(cache, planes.index), entries, index.key)
-    return projected.queries, index, cache._replace(index_keys=keys)
+    if projected.index is None:
+        return cache._replace(latent=latent)
+    keys = write(stored.index_pool(cache, planes.index), entries, projected.index.key)
+    return Cache(latent, keys)
+
+
+def finish_layer(
+    layer: Layer,
+    projected: Projected,
+    x: Float[Array, "N D"],
+    cache: Cache,
+    selection: Selection,
+    context: Context,
+) -> tuple[Float[Array, "N D"], Selection, Int[Array, " E"] | None]:
+    """What a layer does once its rows are in the cache, which it only reads.
+
+    Args:
+        layer: its modules.
+        projected: of ``project_rows``.
+        x: the stream.
+        cache: with the rows' entries.
+        selection: the stream's; a full layer only takes its width.
+        context: of the step.
+
+    Returns:
+        The stream, the selection, and the rows of each expert, None in a dense layer.
+    """
+    form, rows, planes = context.form, context.rows, layer.planes
+    queries, _, index = projected
+    if index is not None:
+        keys = keys_of(cache, planes, form, topk=selection.entries.shape[1])
+        selection = select(index, rows, context.page_table, keys)
+    groups, width = rows.group_positions.shape
+    split = x.shape[0] - groups * width
+    up, parts = layer.block.attention.up(form.dtype), []
+    if split:
+        first = _rows(queries, slice(0, split)), _rows(selection, slice(0, split))
+        parts.append(attend_chunks(*first, rows.tiles, cache, planes, up, form))
+    if groups:
+        second = _rows(queries, slice(split, None)), _rows(selection, slice(split, None))
+        parts.append(attend_groups(*second, cache, planes, up, form))
+    values = jnp.concatenate(parts)
+    x, expert_rows = after_attention(layer.block, layer.feed_forward, x, values, rows.valid, form)
+    return x, selection, expert_rows
 
 
 def keys_of(cache: Cache, planes: Planes, form: Form, *, topk: int) -> Keys:

@@ -1,4 +1,4 @@
-"""The MTP layer and the drafts it makes (DeepSeek-V3 report, 2.2; GLM-5 adds its own indexer).
+"""The passes of the MTP layer in a step (DeepSeek-V3 report, 2.2; GLM-5 adds its own indexer).
 
 Row i merges the target's final-norm hidden state h_i with the token that follows it:
 
@@ -9,8 +9,8 @@ The first pass runs over all rows of a step and writes the layer's cache planes.
 one row per request: y instead of h, the last draft instead of t, one position further.
 """
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bucketing.step_inputs import StepInputs
 from glm_jax.model.cache import Cache
-from glm_jax.model.config import GlmConfig
+from glm_jax.model.drafter import Drafter, mtp_planes
 from glm_jax.model.draw import Drawn
-from glm_jax.model.head import logits_of
 from glm_jax.model.layer import (
     Context,
-    Layer,
-    Planes,
-    Stream,
+    Form,
+    Projected,
     after_attention,
     attend_groups,
-    run_layer,
+    finish_layer,
+    project_rows,
+    write_rows,
 )
 from glm_jax.model.norm import rms_norm
 from glm_jax.model.rope import rotation
+from glm_jax.model.rows import Rows, no_tiles
 from glm_jax.model.selection import empty_selection
-from glm_jax.model.transformer import Transformer
 from pallas_kernels.sparse_mla import Selection
 
 
@@ -41,22 +41,24 @@ class Pass(NamedTuple):
     """What a pass of the MTP layer leaves behind."""
 
     y: Float[Array, "N D"]  # after the layer's own norm: what the head and the next pass take
-    cache: Cache
     selection: Selection
+    cache: Cache
 
 
 class DraftRows(NamedTuple):
     """The requests of a step that draft: one line per chunk, then one per group (R = J + G).
 
     Attributes:
-        last: row of the step that the drafts follow, the last verified one of the request; never
-            that of a rejected draft, never a pad.
+        last: row that the drafts follow, the last verified one of the request; never that of
+            a rejected draft, never a pad.
         slots: of each request.
+        positions: of the last row.
         lengths: how many drafts each wants; 0 where it does not draft.
     """
 
     last: Int[Array, " R"]
     slots: Int[Array, " R"]
+    positions: Int[Array, " R"]
     lengths: Int[Array, " R"]
 
 
@@ -87,95 +89,124 @@ def following_tokens(inputs: StepInputs, drawn: Drawn) -> Int[Array, " N"]:
     return jnp.concatenate([prefill, group.reshape(-1)])
 
 
-def draft_rows(inputs: StepInputs, drawn: Drawn, lengths: Int[Array, " R"]) -> DraftRows:
-    """Find each request's last verified row.
+def draft_rows(
+    inputs: StepInputs,
+    drawn: Drawn,
+    positions: Int[Array, " n"],
+    place: Int[Array, " N"] | None = None,
+) -> DraftRows:
+    """Find each request's last verified row; only requests that the step draws a token for draft.
 
     Args:
         inputs: the step's inputs.
         drawn: what the step drew and accepted.
-        lengths: drafts wanted of each chunk's, then of each group's request; taken as 0 where the
-            step draws nothing for it.
+        positions: of the rows.
+        place: where each row of the inputs' layout stands among the rows; None if there.
     """
     prefill_rows = inputs.prefill_next.shape[0]
     groups, width = inputs.group_next.shape
     group_first = prefill_rows + width * jnp.arange(groups, dtype=jnp.int32)
     group_last = group_first + jnp.maximum(inputs.group_known - 1, 0) + drawn.group_accepted
-    sampled = jnp.concatenate([inputs.chunk_sampled, inputs.group_sampled])
+    last = jnp.concatenate([jnp.maximum(inputs.chunk_start[1:] - 1, 0), group_last])
+    if place is not None:
+        last = jnp.minimum(place[last], positions.shape[0] - 1)
+    asked = inputs.drafter & jnp.concatenate([inputs.chunk_sampled, inputs.group_sampled])
+    wanted = jnp.concatenate([inputs.chunk_new_drafts, inputs.group_new_drafts])
     return DraftRows(
-        last=jnp.concatenate([jnp.maximum(inputs.chunk_start[1:] - 1, 0), group_last]),
+        last=last,
         slots=jnp.concatenate([inputs.chunk_slot, inputs.group_slot]),
-        lengths=jnp.where(sampled, lengths, 0),
+        positions=positions[last],
+        lengths=jnp.where(asked, wanted, 0),
     )
 
 
 def indexed_pass(
-    model: Transformer,
+    drafter: Drafter,
     hidden: Float[Array, "N D"],
     next_tokens: Int[Array, " N"],
     cache: Cache,
     context: Context,
     *,
     topk: int,
+    run: Bool[Array, ""] | bool = True,
 ) -> Pass:
     """Run the MTP layer with its own indexer: the first pass, over all rows of a step.
 
     Later passes too, one row per request, in models that do not share the first one's selection.
+    The rows that its experts get are not counted: ``StepOutputs.expert_rows`` is the target's.
 
     Args:
-        model: with an MTP layer.
+        drafter: the weights.
         hidden: the target's rows after its final norm; later, y of the pass before.
         next_tokens: as ``following_tokens`` gives them; later, the last drafts.
         cache: of the rank.
         context: the target's, for rows, positions and pages are the same; later, that of
-            ``pass_context``.
+            ``later_context``.
         topk: width of the selection.
+        run: False skips all of it but a scatter of no rows, and finds zeros.
     """
-    config = context.form.config
-    z = merge(model, hidden, next_tokens, context.rows.positions == 0, config)
-    # run_layer counts rows per expert; the target's counts are elsewhere.
-    counts = jnp.zeros((1, config.n_routed_experts), jnp.int32)
-    stream = Stream(z, cache, empty_selection(z.shape[0], topk), counts)
-    stream = run_layer(mtp_layer(model, config), stream, context)
-    y = rms_norm(stream.x, model.mtp["norm"][...], config.rms_norm_eps)
-    return Pass(y, stream.cache, stream.selection)
+    form, rows = context.form, context.rows
+    config = form.config
+
+    def project() -> tuple[Float[Array, "N D"], Projected]:
+        layer = drafter.layer()
+        z = drafter.merge(hidden, next_tokens, rows.positions == 0, config)
+        return z, project_rows(layer.block, layer.indexer, z, context.turn, form)
+
+    z, projected = _if(run, project)
+    # Outside of any branch: XLA copies what a branch writes, on a GPU the whole cache.
+    _, pages, page_size, _ = cache.latent.shape
+    entries = jnp.where(run, rows.entries, pages * page_size)
+    cache = write_rows(projected, cache, entries, mtp_planes(config), form)
+
+    def finish() -> tuple[Float[Array, "N D"], Selection]:
+        nothing = empty_selection(z.shape[0], topk)
+        x, selection, _ = finish_layer(drafter.layer(), projected, z, cache, nothing, context)
+        return drafter.norm(x, config), selection
+
+    y, selection = _if(run, finish)
+    return Pass(y, selection, cache)
 
 
 def shared_pass(
-    model: Transformer,
+    drafter: Drafter,
     y: Float[Array, "R D"],
     selection: Selection,
     cache: Cache,
     context: Context,
 ) -> Float[Array, "R D"]:
-    """Run a later pass over the keys that the first pass selected.
+    """Run a later pass over the keys that the first pass selected; returns its y.
 
     No such row is among those keys, so nothing is written: the cache holds only entries made of the
     target's hidden states, and drafting needs no pages ahead.
 
     Args:
-        model: with an MTP layer.
+        drafter: the weights.
         y: rows of the pass before.
         selection: what the first pass selected for each request's last verified row.
         cache: as the first pass left it.
-        context: of ``pass_context``.
+        context: of ``later_context``.
     """
-    form, rows = context.form, context.rows
-    config, layer = form.config, mtp_layer(model, form.config)
-    z = merge(model, y, rows.tokens, rows.positions == 0, config)
-    block, planes = layer.block, Planes(layer.plane, layer.index_plane)
+    form, rows, layer = context.form, context.rows, drafter.layer()
+    config = form.config
+    z = drafter.merge(y, rows.tokens, rows.positions == 0, config)
+    block = layer.block
     h = rms_norm(z, block.input_norm[...], config.rms_norm_eps)
     queries = block.attention.project(h, context.turn, config, form.kernels).queries
     up = block.attention.up(form.dtype)
-    values = attend_groups(queries, selection, cache, planes, up, form)
+    # A line that does not draft attends to nothing.
+    used = selection._replace(count=jnp.where(rows.valid, selection.count, 0))
+    values = attend_groups(queries, used, cache, layer.planes, up, form)
     x, _ = after_attention(block, layer.feed_forward, z, values, rows.valid, form)
-    return rms_norm(x, model.mtp["norm"][...], config.rms_norm_eps)
+    return drafter.norm(x, config)
 
 
 def draft_tokens(
-    model: Transformer,
+    drafter: Drafter,
     first: Pass,
     starts: DraftRows,
-    context: Context,
+    page_table: Int[Array, "slots W"],
+    form: Form,
     *,
     num_drafts: int,
 ) -> tuple[Drafts, Cache]:
@@ -183,118 +214,119 @@ def draft_tokens(
 
     The first draft is the first pass's; each further one costs a pass, which is skipped where every
     request wants fewer. ``index_share_for_mtp_iteration`` says whether these passes share the first
-    one's selection; if not, pass j writes position last + j of the MTP planes, and the request
-    needs pages up to last + length - 1.
+    one's selection. If not, pass j writes position last + j of the MTP planes; where the request
+    has no page for it the row is a pad, and what it drafts means nothing.
 
     Args:
-        model: with an MTP layer.
-        first: of the step's rows.
+        drafter: the weights.
+        first: of the requests' last rows (``last_rows``).
         starts: where drafts begin.
-        context: of the first pass.
+        page_table: of the slots.
+        form: the model and how it is run.
         num_drafts: k, at least 1 and at least every length.
 
     Returns:
         The drafts, and the cache, the same one where the selection is shared.
     """
-    selection: Selection = jax.tree.map(lambda array: array[starts.last], first.selection)
+    share = form.config.index_share_for_mtp_iteration
+    wanted, selection = jnp.max(starts.lengths), first.selection
+    # A loop of unknown length would leave the CUDA graph; elsewhere one body compiles faster.
+    unrolled = form.kernels == "mosaic_gpu"
 
-    # The cache is carried only where a pass writes it: no branch can copy what it merely reads.
-    def shared(
-        step: int, y: Float[Array, "R D"], token: Int[Array, " R"]
-    ) -> tuple[Float[Array, "R D"], Int[Array, " R"]]:
-        ahead = pass_context(context, starts, token, step, first.cache)
-        later = shared_pass(model, y, selection, first.cache, ahead)
-        return later, _best_tokens(model, later)
+    def later(step: int | Int[Array, ""], carry: tuple[Drafts, Any]) -> tuple[Drafts, Any]:
+        made, written = carry
+        cache = first.cache if share else written
+        run = step < wanted if unrolled else True
+        y = made.hidden[step - 1]
+        ahead = later_context(form, page_table, starts, made.tokens[:, step - 1], step, cache)
+        if share:
+            y = _if(run, lambda: shared_pass(drafter, y, selection, cache, ahead))
+        else:
+            topk = selection.entries.shape[1]
+            y, _, written = indexed_pass(
+                drafter, y, ahead.rows.tokens, cache, ahead, topk=topk, run=run
+            )
+        return _with_draft(drafter, made, step, y, run), written
 
-    def indexed(
-        step: int, y: Float[Array, "R D"], token: Int[Array, " R"], cache: Cache
-    ) -> tuple[Float[Array, "R D"], Int[Array, " R"], Cache]:
-        ahead = pass_context(context, starts, token, step, cache)
-        topk = selection.entries.shape[1]
-        later = indexed_pass(model, y, ahead.rows.tokens, cache, ahead, topk=topk)
-        return later.y, _best_tokens(model, later.y), later.cache
-
-    share = context.form.config.index_share_for_mtp_iteration
-    wanted = jnp.max(starts.lengths)
-    y = first.y[starts.last]
-    token = jax.lax.cond(
-        wanted > 0, partial(_best_tokens, model), lambda _: jnp.zeros_like(starts.last), y
-    )
-    carry: tuple = (y, token) if share else (y, token, first.cache)
-    chain = [carry]
-    for step in range(1, num_drafts):
-        later = partial(shared if share else indexed, step)
-        carry = jax.lax.cond(wanted > step, later, lambda *same: same, *carry)
-        chain.append(carry)
-    tokens = jnp.stack([token for _, token, *_ in chain], axis=1)
+    made = _with_draft(drafter, _no_drafts(first.y, num_drafts), 0, first.y, wanted > 0)
+    # Carried only where a pass writes it.
+    carry: tuple[Drafts, Any] = made, None if share else first.cache
+    if unrolled:
+        for step in range(1, num_drafts):
+            carry = later(step, carry)
+    else:
+        carry = jax.lax.fori_loop(1, wanted, later, carry)
+    made, written = carry
     meant = jnp.arange(num_drafts) < starts.lengths[:, None]
-    drafts = Drafts(jnp.where(meant, tokens, 0), jnp.stack([y for y, *_ in chain]))
-    return drafts, first.cache if share else carry[2]
+    made = made._replace(tokens=jnp.where(meant, made.tokens, 0))
+    return made, first.cache if share else written
 
 
-def pass_context(
-    context: Context, starts: DraftRows, tokens: Int[Array, " R"], step: int, cache: Cache
+def last_rows(first: Pass, starts: DraftRows) -> Pass:
+    """The first pass of the rows that drafts follow alone."""
+    y, selection = jax.tree.map(lambda array: array[starts.last], (first.y, first.selection))
+    return Pass(y, selection, first.cache)
+
+
+def later_context(
+    form: Form,
+    page_table: Int[Array, "slots W"],
+    starts: DraftRows,
+    tokens: Int[Array, " R"],
+    step: int | Int[Array, ""],
+    cache: Cache,
 ) -> Context:
-    """The rows of pass ``step`` (from 1): groups of one row, at position last + step."""
-    config = context.form.config
+    """The rows of pass ``step`` (from 1): groups of one row, ``step`` positions past the last."""
+    config = form.config
     _, pages, page_size, _ = cache.latent.shape
+    positions = starts.positions + step
+    pages_per_slot = page_table.shape[1]
+    index = positions // page_size
+    page = page_table[starts.slots, jnp.minimum(index, pages_per_slot - 1)]
     valid = step < starts.lengths
-    positions = jnp.where(valid, context.rows.positions[starts.last] + step, 0)
-    page = context.page_table[starts.slots, positions // page_size]
-    rows = context.rows._replace(
+    if not config.index_share_for_mtp_iteration:
+        # Page 0 is no page: a request's last token may stand at the end of its last one.
+        valid &= (index < pages_per_slot) & (page > 0)
+    positions = jnp.where(valid, positions, 0)
+    rows = Rows(
         tokens=jnp.where(valid, tokens, 0),
         positions=positions,
         valid=valid,
         entries=jnp.where(valid, page * page_size + positions % page_size, pages * page_size),
         slots=starts.slots,
-        # The step's tiles stay, unread: there are no prefill rows.
+        tiles=no_tiles(pages_per_slot),
         group_positions=jnp.where(valid, positions, -1)[:, None],
-        group_page_table=context.page_table[starts.slots],
+        group_page_table=page_table[starts.slots],
     )
     turn = rotation(positions, config.qk_rope_head_dim, config.rope_theta)
-    return context._replace(rows=rows, turn=turn)
+    return Context(form, rows, turn, page_table)
 
 
-def merge(
-    model: Transformer,
-    hidden: Float[Array, "N D"],
-    tokens: Int[Array, " N"],
-    start: Bool[Array, " N"],
-    config: GlmConfig,
-) -> Float[Array, "N D"]:
-    """The layer's input: norms of the tokens' embeddings and of ``hidden``, in this order, times W.
-
-    Args:
-        model: with an MTP layer.
-        hidden: the target's final-norm rows, or y of the pass before.
-        tokens: the token after each row.
-        start: rows at position 0, whose embedding counts as zero.
-        config: the model's.
-    """
-    embedded = jnp.where(start[:, None], 0, model.embed[...][tokens]).astype(hidden.dtype)
-    weights, eps = model.mtp, config.rms_norm_eps
-    halves = (
-        rms_norm(embedded, weights["embed_norm"][...], eps),
-        rms_norm(hidden, weights["hidden_norm"][...], eps),
-    )
-    return jnp.concatenate(halves, axis=-1) @ weights["merge"][...].astype(hidden.dtype)
+def _no_drafts(y: Float[Array, "R D"], num_drafts: int) -> Drafts:
+    tokens = jnp.zeros((y.shape[0], num_drafts), jnp.int32)
+    return Drafts(tokens, jnp.zeros((num_drafts, *y.shape), y.dtype))
 
 
-def mtp_layer(model: Transformer, config: GlmConfig) -> Layer:
-    """The decoder layer behind the target's: last of its groups, last plane of each cache array."""
-    number = config.num_hidden_layers
-    full = sum(map(config.has_indexer, range(number)))
-    sparse = sum(map(config.is_sparse, range(number)))
-    return Layer(
-        block=model.member("blocks", number),
-        indexer=model.member("indexers", full),
-        feed_forward=model.member("moes", sparse),
-        plane=number,
-        index_plane=full,
-        sparse_before=0,
-    )
+def _with_draft(
+    drafter: Drafter,
+    made: Drafts,
+    step: int | Int[Array, ""],
+    y: Float[Array, "R D"],
+    run: Bool[Array, ""] | bool,
+) -> Drafts:
+    """What was made before, and the draft of a pass."""
+    tokens = _if(run, lambda: drafter.best_tokens(y))
+    return Drafts(made.tokens.at[:, step].set(tokens), made.hidden.at[step].set(y))
 
 
-def _best_tokens(model: Transformer, y: Float[Array, "R D"]) -> Int[Array, " R"]:
-    logits = logits_of(y, model.head[...], jnp.arange(y.shape[0]))
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+def _if(run: Bool[Array, ""] | bool, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; with ``run`` False zeros instead, and nothing is computed."""
+    if isinstance(run, bool):
+        assert run, "what never runs is not asked for"
+        return make()
+    shapes = jax.eval_shape(make)
+
+    def zeros() -> Any:
+        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), shapes)
+
+    return jax.lax.cond(run, make, zeros)

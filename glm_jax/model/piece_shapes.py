@@ -11,6 +11,7 @@ from flax import nnx
 from bucketing.step_inputs import StepInputs
 from glm_jax.model.cache import Cache
 from glm_jax.model.config import GlmConfig
+from glm_jax.model.draft_pieces import draft_members
 from glm_jax.model.layer import Planes
 from glm_jax.model.members import member_of
 from glm_jax.model.pieces import Pieces
@@ -18,9 +19,9 @@ from glm_jax.model.slots import Slots
 from glm_jax.model.transformer import Transformer
 
 
-def kinds_of(config: GlmConfig) -> tuple[str, ...]:
-    """The kinds of pieces that a model has layers for."""
-    layers = range(config.num_hidden_layers)
+def kinds_of(config: GlmConfig, num_drafts: int) -> tuple[str, ...]:
+    """The kinds of pieces that a model has layers for; its MTP layer runs if there are drafts."""
+    layers = range(config.total_layers if num_drafts else config.num_hidden_layers)
     kinds = ["embed"]
     for selection, wanted in (("full", True), ("shared", False)):
         if any(config.has_indexer(layer) is wanted for layer in layers):
@@ -29,7 +30,7 @@ def kinds_of(config: GlmConfig) -> tuple[str, ...]:
         kinds.append("after_dense")
     if any(map(config.is_sparse, layers)):
         kinds.append("after_moe")
-    return (*kinds, "head")
+    return (*kinds, "head", *(("draft_begin", "draft_end") if num_drafts else ()))
 
 
 def piece_arguments(
@@ -82,6 +83,13 @@ def piece_arguments(
     counts = jax.ShapeDtypeStruct((config.n_routed_experts,), np.int32)
     sparse_layers = sum(map(config.is_sparse, range(config.num_hidden_layers)))
     arguments["head"] = *ends, x, (counts,) * sparse_layers, slots, inputs
+    if slots.drafts.shape[-1]:
+        members = _shapes(draft_members(model, config))
+        slots, outputs = jax.eval_shape(pieces.head, *arguments["head"])
+        begin = members, rows, inputs, outputs
+        x, starts = jax.eval_shape(pieces.functions()["draft_begin"].call, *begin)
+        arguments["draft_begin"] = begin
+        arguments["draft_end"] = members, x, selection, cache, slots, starts
     return arguments
 
 

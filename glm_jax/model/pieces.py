@@ -1,14 +1,15 @@
-"""The ten kinds of pieces that a PIECEWISE step is made of.
+"""The kinds of pieces that a PIECEWISE step is made of.
 
 A piece is a part of a step compiled for a number of compact rows: a one-dimensional bucket, where a
-whole step needs a cell of the grid. Layers share pieces (weights and planes are arguments), so ten
-small programs run any step that fits their rows. They are the same functions that a whole step
-runs. The cache is donated to the pieces that write it and only read by attention.
+whole step needs a cell of the grid. Layers share pieces (weights and planes are arguments), so a
+dozen small programs run any step that fits their rows; the MTP layer takes those of the other full
+layers. They are the same functions that a whole step runs. The cache is donated to the pieces that
+write it and only read by attention.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.cache import Cache
 from glm_jax.model.compact_rows import CompactRows, compact_rows, places_of
 from glm_jax.model.config import GlmConfig
+from glm_jax.model.draft_pieces import DraftPieces
 from glm_jax.model.draw import draw_tokens
 from glm_jax.model.indexer import IndexRows
 from glm_jax.model.layer import (
@@ -31,6 +33,7 @@ from glm_jax.model.layer import (
 )
 from glm_jax.model.members import Member, merger_of
 from glm_jax.model.norm import rms_norm
+from glm_jax.model.piece_function import Function, first_rank, with_rank
 from glm_jax.model.rows import Rows, build_rows
 from glm_jax.model.selection import empty_selection, select_chunks, select_groups, to_entries
 from glm_jax.model.slots import Slots, update_slots
@@ -39,26 +42,6 @@ from glm_jax.model.transformer import Transformer
 from pallas_kernels.sparse_mla import Queries, Selection, UpProjections
 
 Values = Float[Array, "n H U"]
-
-KINDS = (
-    "embed",
-    "before_full",
-    "before_shared",
-    "chunks_full",
-    "chunks_shared",
-    "groups_full",
-    "groups_shared",
-    "after_dense",
-    "after_moe",
-    "head",
-)
-
-
-class Function(NamedTuple):
-    """A piece before it is compiled: the function and the arguments that are donated to it."""
-
-    call: Callable[..., Any]
-    donated: tuple[int, ...]
 
 
 class Pieces:
@@ -79,6 +62,7 @@ class Pieces:
         self._page_size = page_size
         groups = ("blocks", "indexers", "mlps", "moes")
         self._merge = {name: merger_of(model, name) for name in groups if getattr(model, name)}
+        self._drafting = DraftPieces(self._merge, form)
 
     @property
     def config(self) -> GlmConfig:
@@ -98,6 +82,7 @@ class Pieces:
             "after_dense": Function(partial(self.after, "mlps"), (2,)),
             "after_moe": Function(partial(self.after, "moes"), (2,)),
             "head": Function(self.head, (4,)),
+            **self._drafting.functions(),
         }
 
     def embed(
@@ -107,7 +92,7 @@ class Pieces:
 
         ``size`` is the number of compact rows, static.
         """
-        one, inputs = _first(slots), _first(inputs)
+        one, inputs = first_rank(slots), first_rank(inputs)
         one = update_slots(one, inputs)
         config = self._form.config
         rows, tokens = compact_rows(
@@ -119,7 +104,7 @@ class Pieces:
         )
         selection = empty_selection(size, selection_width(self._form, one, self._page_size))
         x = embed[tokens].astype(self._form.dtype)
-        return _with_rank(one), rows, x, selection
+        return with_rank(one), rows, x, selection
 
     def before_full(
         self,
@@ -135,14 +120,14 @@ class Pieces:
             self._merge["blocks"](block),
             self._merge["indexers"](indexer),
             x,
-            _first(cache),
+            first_rank(cache),
             rows.entries,
             rows.turn,
             planes,
             self._form,
         )
         assert index is not None
-        return queries, index, self._no_values(queries), _with_rank(cache)
+        return queries, index, self._no_values(queries), with_rank(cache)
 
     def before_shared(
         self,
@@ -157,13 +142,13 @@ class Pieces:
             self._merge["blocks"](block),
             None,
             x,
-            _first(cache),
+            first_rank(cache),
             rows.entries,
             rows.turn,
             planes,
             self._form,
         )
-        return queries, self._no_values(queries), _with_rank(cache)
+        return queries, self._no_values(queries), with_rank(cache)
 
     def chunks_full(
         self,
@@ -177,7 +162,7 @@ class Pieces:
         planes: Planes,
     ) -> tuple[Selection, Values]:
         """Select and attend for the prefill rows."""
-        keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
+        keys = keys_of(first_rank(cache), planes, self._form, topk=selection.entries.shape[1])
         found = select_chunks(index, rows.tiles, keys)
         own = to_entries(found, rows.page_table, rows.slots, self._page_size)
         at = rows.chunk_rows
@@ -197,7 +182,7 @@ class Pieces:
         """Attend for the prefill rows with the selection there is."""
         # No tile names a row past the prefill rows.
         out = attend_chunks(
-            queries, selection, rows.tiles, _first(cache), planes, self._up(block), self._form
+            queries, selection, rows.tiles, first_rank(cache), planes, self._up(block), self._form
         )
         at = rows.chunk_rows
         return values.at[at].set(_take(out, at), mode="drop")
@@ -214,7 +199,7 @@ class Pieces:
         planes: Planes,
     ) -> tuple[Selection, Values]:
         """Select and attend for the decode rows."""
-        keys = keys_of(_first(cache), planes, self._form, topk=selection.entries.shape[1])
+        keys = keys_of(first_rank(cache), planes, self._form, topk=selection.entries.shape[1])
         chosen = _take(index, rows.group_rows)
         page_table = rows.page_table[rows.group_slots]
         found = select_groups(
@@ -240,7 +225,7 @@ class Pieces:
         chosen = _take(selection, at)
         chosen = chosen._replace(count=jnp.where(at < values.shape[0], chosen.count, 0))
         out = attend_groups(
-            _take(queries, at), chosen, _first(cache), planes, self._up(block), self._form
+            _take(queries, at), chosen, first_rank(cache), planes, self._up(block), self._form
         )
         return values.at[at].set(out, mode="drop")
 
@@ -276,7 +261,7 @@ class Pieces:
 
         ``expert_rows`` has the counts of every layer with experts.
         """
-        one, inputs = _first(slots), _first(inputs)
+        one, inputs = first_rank(slots), first_rank(inputs)
         hidden = rms_norm(x, norm, self._form.config.rms_norm_eps)
         rows = self._rows(one, inputs)
         place = places_of(rows.valid, x.shape[0])
@@ -285,8 +270,9 @@ class Pieces:
         laid_out = jnp.where(rows.valid[:, None], hidden[safe], 0.0)
         experts = self._form.config.n_routed_experts
         counts = jnp.stack(expert_rows) if expert_rows else jnp.zeros((0, experts), jnp.int32)
-        drafts = jnp.zeros((inputs.chunk_slot.size + inputs.group_slot.size, 0), jnp.int32)
-        return _with_rank((one, drawn.outputs(drafts, laid_out, counts)))
+        requests = inputs.chunk_slot.size + inputs.group_slot.size
+        drafts = jnp.zeros((requests, one.drafts.shape[-1]), jnp.int32)
+        return with_rank((one, drawn.outputs(drafts, laid_out, counts)))
 
     def _rows(self, slots: Slots, inputs: StepInputs) -> Rows:
         """The rows in the layout of the inputs; ``compact_rows`` marks its own pads."""
@@ -305,15 +291,6 @@ class Pieces:
         """Zeros; attention fills in its segment's rows."""
         rows, heads, _ = queries.nope.shape
         return jnp.zeros((rows, heads, self._form.config.v_head_dim), queries.nope.dtype)
-
-
-def _first(tree: Any) -> Any:
-    """The one rank's part."""
-    return jax.tree.map(lambda array: array[0], tree)
-
-
-def _with_rank(tree: Any) -> Any:
-    return jax.tree.map(lambda array: array[None], tree)
 
 
 def _take(tree: Any, at: Array) -> Any:

@@ -72,6 +72,13 @@ def build_rows(
     )
 
 
+def no_tiles(pages_per_slot: int) -> Tiles:
+    """The tiles of a step without prefill rows."""
+    nothing = jnp.zeros((0, TILE_ROWS), jnp.int32)
+    pages = jnp.zeros((0, pages_per_slot), jnp.int32)
+    return Tiles(nothing, nothing, pages, nothing[:, 0], nothing[:, 0])
+
+
 def _own_tokens(slots: Slots, inputs: StepInputs) -> Int[Array, "G Q"]:
     """Last drawn token and drafts of each group's request, as far as they reach."""
     width = inputs.group_tokens.shape[1]
@@ -84,9 +91,7 @@ def _cut_tiles(slots: Slots, inputs: StepInputs, tile_rows: int) -> Tiles:
     """At most P / tile_rows + J tiles; the unused ones hold pads only."""
     prefill_rows, chunks = inputs.prefill_tokens.shape[0], inputs.chunk_slot.shape[0]
     if prefill_rows == 0:
-        nothing = jnp.zeros((0, tile_rows), jnp.int32)
-        pages = jnp.zeros((0, slots.page_table.shape[1]), jnp.int32)
-        return Tiles(nothing, nothing, pages, nothing[:, 0], nothing[:, 0])
+        return no_tiles(slots.page_table.shape[1])
     tile_rows = min(tile_rows, prefill_rows)
     lengths = inputs.chunk_start[1:] - inputs.chunk_start[:-1]
     per_chunk = (lengths + tile_rows - 1) // tile_rows

@@ -82,3 +82,15 @@ def update_slots(slots: Slots, inputs: StepInputs) -> Slots:
         min_length=reset(slots.min_length, inputs.reset_min_length),
         stop_ids=reset(slots.stop_ids, inputs.reset_stop_ids),
     )
+
+
+def keep_drafts(
+    slots: Slots,
+    owners: Int[Array, " R"],
+    lengths: Int[Array, " R"],
+    drafts: Int[Array, "R k"],
+) -> Slots:
+    """Write the drafts of the requests that made some; the others keep what they have."""
+    nowhere = slots.computed.shape[0]
+    where = jnp.where(lengths > 0, owners, nowhere)
+    return slots._replace(drafts=slots.drafts.at[where].set(drafts, mode="drop"))

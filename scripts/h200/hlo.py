@@ -15,6 +15,11 @@ _INSTRUCTION = re.compile(
 _ASSIGNMENT = re.compile(r"^\s+(?:ROOT )?%\S+ = ")
 _ARRAY = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<dimensions>[\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
+_BRANCHES = re.compile(
+    r"(?:true_computation=%?(?P<true>[\w.-]+), false_computation=%?(?P<false>[\w.-]+)"
+    r"|branch_computations=\{(?P<all>[^}]*)\})"
+)
+_INDEX = re.compile(r"index=(\d+)")
 _NAME = re.compile(r"%([\w.-]+)")
 _BITS = re.compile(r"^[a-z]+(\d+)")
 
@@ -29,6 +34,8 @@ class Instruction(NamedTuple):
         scalar: whether its result is one number.
         operands: names.
         called: the computation of a fusion; empty for others.
+        branches: the computations of a conditional, in the order of its operands from the second.
+        index: the part of a tuple that is taken out of it; 0 for others.
     """
 
     name: str
@@ -37,6 +44,8 @@ class Instruction(NamedTuple):
     scalar: bool
     operands: tuple[str, ...]
     called: str
+    branches: tuple[str, ...]
+    index: int
 
 
 class Module(NamedTuple):
@@ -87,6 +96,7 @@ def parse_module(text: str) -> Module:
 def _instruction(found: re.Match[str]) -> Instruction:
     operands, _, attributes = found["rest"].partition(")")
     called = _CALLED.search(attributes) if found["opcode"] == "fusion" else None
+    taken = _INDEX.search(attributes) if found["opcode"] == "get-tuple-element" else None
     arrays = list(_ARRAY.finditer(found["shape"]))
     return Instruction(
         name=found["name"],
@@ -95,7 +105,18 @@ def _instruction(found: re.Match[str]) -> Instruction:
         scalar=len(arrays) == 1 and not arrays[0]["dimensions"],
         operands=tuple(_NAME.findall(operands)),
         called=called[1] if called else "",
+        branches=_branches(attributes) if found["opcode"] == "conditional" else (),
+        index=int(taken[1]) if taken else 0,
     )
+
+
+def _branches(attributes: str) -> tuple[str, ...]:
+    found = _BRANCHES.search(attributes)
+    if found is None:
+        raise ValueError(f"a conditional without branches: {attributes[:200]}")
+    if found["all"] is None:
+        return found["true"], found["false"]
+    return tuple(name.strip().removeprefix("%") for name in found["all"].split(","))
 
 
 def _bytes(array: re.Match[str]) -> int:

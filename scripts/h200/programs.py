@@ -18,18 +18,24 @@ from glm_jax.model_files import find_model
 EMBEDDED = "embedded"
 # At the end of a name: weights and cache in FP8 instead of bfloat16.
 FP8 = "@fp8"
-# Decode groups of one token and five drafts. The prefill rows of the mixed cell are one long
-# chunk's share of a step.
+# Decode groups of one token and five drafts, which the MTP layer makes inside the step. The prefill
+# rows of the mixed cell are one long chunk's share of a step.
 GROUPS, WIDTH, PREFILL = 32, 6, 512
 CELLS = {"decode": Cell(0, GROUPS, WIDTH), "mixed": Cell(PREFILL, GROUPS, WIDTH)}
 
 
 class Program(NamedTuple):
-    """One step program, not lowered yet, and the bytes of the cache that it writes in place."""
+    """One step program, not lowered yet.
+
+    Attributes:
+        step: a name of CELLS.
+        lower: traces and lowers it.
+        cache_arrays: bytes of each array of the cache, which it writes in place.
+    """
 
     step: str
     lower: Callable[[], jax.stages.Lowered]
-    cache_bytes: int
+    cache_arrays: tuple[int, ...]
 
 
 def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str) -> list[Program]:
@@ -50,10 +56,10 @@ def programs_of(name: str, sharding: jax.sharding.Sharding, implementation: str)
         engine = dataclasses.replace(engine, weight_dtype="fp8", kv_cache_dtype="fp8_ds_mla")
     lowering = Lowering(model, engine, sharding=sharding)
 
-    cache_bytes = lowering.page_bytes * engine.pool_pages
+    cache_arrays = tuple(array.size * array.dtype.itemsize for array in lowering.cache)
 
     def program(step: str, cell: Cell) -> Program:
-        return Program(step, lambda: lowering.lower(cell), cache_bytes)
+        return Program(step, lambda: lowering.lower(cell), cache_arrays)
 
     return [program(step, cell) for step, cell in CELLS.items()]
 
@@ -80,6 +86,7 @@ def engine_of(model: GlmConfig, implementation: str) -> EngineConfig:
         max_num_batched_tokens=PREFILL,
         prefill_buckets=(PREFILL,),
         group_buckets=(GROUPS,),
+        num_speculative_tokens=WIDTH - 1 if model.num_nextn_predict_layers else 0,
         decode_widths=(WIDTH,),
         num_pages=4097,
         dtype="bfloat16",

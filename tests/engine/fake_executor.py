@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import tokenizers
+from engine.fake_loop import run_loop
 from engine.fake_program import VOCABULARY, FakeDevice, tokens_alone
 from tokenizers import decoders, models
 
 from bucketing.grid import Cell
+from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
@@ -43,11 +45,15 @@ class FakeExecutor:
         self.resets = -1
         self.reset()
 
-    def serve(self, cell: Cell, rows: int) -> Served:
-        return full(cell)
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
+        return full(cell)._replace(loop=loop_steps > 1)
 
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
-        return self.device.run(served.layout, inputs)
+    def run(
+        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
+    ) -> StepOutputs | LoopOutputs:
+        if ends is None:
+            return self.device.run(served.layout, inputs)
+        return run_loop(self.device, served.layout, inputs, ends)
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
         """One-hot at the row's number, so that a test sees which rows were asked for."""

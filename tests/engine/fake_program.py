@@ -110,6 +110,7 @@ class FakeDevice:
             which it ran.
         written: Entries that the last step wrote.
         ahead: Entries that its drafter wrote behind the rows.
+        last_rows: In a decode loop, the rows of each slot beyond which nothing is written.
         steps: Steps run.
     """
 
@@ -128,6 +129,7 @@ class FakeDevice:
         self.settings: list[Settings | None] = [None] * slots
         self.written: list[int] = []
         self.ahead: list[int] = []
+        self.last_rows: dict[int, int] = {}
         self.steps = 0
 
     def keep_only(self, owners: Sequence[tuple[Sequence[int], int]]) -> None:
@@ -338,7 +340,8 @@ class FakeDevice:
             new.append(guess([*tokens, *new], self._settings(slot)))
         self.drafts[slot] = new + [STALE] * (self.limits.num_drafts - len(new))
         if self.writes_ahead:
-            for position in range(self.computed[slot], self.computed[slot] + len(new) - 1):
+            stop = self.computed[slot] + len(new) - 1
+            for position in range(self.computed[slot], min(stop, self.last_rows.get(slot, stop))):
                 entry = self._entry(slot, position)
                 self.drafter[entry] = AHEAD
                 self.ahead.append(entry)

@@ -2,10 +2,13 @@
 
 from random import Random
 
+from engine.fake_loop import run_loop
 from engine.fake_program import VOCABULARY, FakeDevice, tokens_alone
 
+from bucketing.loop_inputs import LoopOutputs
 from bucketing.pack import pack
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
@@ -20,6 +23,7 @@ class Loop:
         requests: Every request ever added, by id.
         outputs: The tokens that commits reported, by id.
         plans: Every plan, in order.
+        loops: Decode loops that ran, and `loop_steps`, their steps.
         schedules: Calls of schedule; a loop that never ends fails instead of hanging.
     """
 
@@ -37,6 +41,8 @@ class Loop:
         self.outputs: dict[str, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.schedules = 0
+        self.loops = 0
+        self.loop_steps = 0
 
     def _device(self) -> FakeDevice:
         return FakeDevice(
@@ -65,12 +71,20 @@ class Loop:
         """Pack and dispatch, after making stale every entry that holds no computed token."""
         inputs = pack(plan.cell, self.scheduler.limits, plan.rows)
         self.device.keep_only([(r.pages, r.computed) for r in self.scheduler.running])
+        if plan.loop_steps > 1:
+            self.loops += 1
+            ends = loop_ends(self.pool, self.scheduler.limits, plan)
+            return run_loop(self.device, plan.cell, inputs, ends)
         outputs = self.device.program(plan.cell)(inputs)
         self.check_writes(plan)
         return outputs
 
     def commit(self, plan: StepPlan, outputs):
-        updates = self.scheduler.commit(plan, *outputs[:4])
+        if isinstance(outputs, LoopOutputs):
+            self.loop_steps += int(outputs.steps[0])
+            updates = self.scheduler.commit_loop(plan, outputs)
+        else:
+            updates = self.scheduler.commit(plan, *outputs[:4])
         for update in updates:
             self.outputs[update.request_id] += update.new_token_ids
         self.check_state()

@@ -47,6 +47,8 @@ def random_options(rng: Random) -> dict:
         "max_num_partial_prefills": rng.randint(1, 3),
         "watermark": rng.choice([0.0, 0.0, 0.3]),
         "step_policy": rng.choice(POLICIES),
+        "decode_loop_steps": rng.choice([0, 0, 2, 7]),
+        "tbt_target_ms": rng.choice([None, None, 3.0]),
         "seed": rng.randint(0, 99),
         # In milliseconds of the prior: from less than any step to more than most.
         "max_step_ms": rng.choice([None, None, 0.6, 0.7]),
@@ -142,6 +144,8 @@ def run_random_schedules(first: int, count: int) -> Counter[str]:
             raise
         seen["drafts"] += loop.scheduler.drafting.policy.acceptance.drafts
         seen["accepted"] += loop.scheduler.drafting.policy.acceptance.accepted
+        seen["loops"] += loop.loops
+        seen["loop steps"] += loop.loop_steps
         seen["preemptions"] += loop.scheduler.preemptions
         seen["pool resets"] += loop.scheduler.pool_resets
         seen.update(str(request.finish_reason) for request in loop.requests.values())

@@ -13,7 +13,7 @@ def _story(target, monkeypatch) -> tuple[list, list[np.ndarray]]:
     counts: list[np.ndarray] = []
     run = target.runner.run
 
-    def watched(served, inputs):
+    def watched(served, inputs, ends=None):
         outputs = run(served, inputs)
         counts.append(np.asarray(outputs.expert_rows)[0])
         return outputs
@@ -23,7 +23,11 @@ def _story(target, monkeypatch) -> tuple[list, list[np.ndarray]]:
     engine = Engine(target.config, target.runner, vocab_size=target.model_config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     for number, length in enumerate((3, 50, 90)):
-        prompt = np.random.default_rng(number).integers(0, 256, length).tolist()
+        prompt = (
+            np.random.default_rng(number)
+            .integers(0, target.model_config.vocab_size, length)
+            .tolist()
+        )
         engine.add_request(f"r{number}", prompt, params)
     records = []
     while engine.has_unfinished:

@@ -237,7 +237,7 @@ def test_a_device_that_computes_garbage_is_a_fault_of_the_commit():
     run = story.executor.run
     calls = []
 
-    def garbage_once(served, inputs):
+    def garbage_once(served, inputs, ends=None):
         outputs = run(served, inputs)
         calls.append(served)
         if len(calls) != 4:
@@ -288,7 +288,7 @@ def run_real(llm, hook) -> tuple[dict, Engine]:
     llm.runner.reset()
     engine = Engine(llm.config, llm.runner, vocab_size=llm.model_config.vocab_size, fault_hook=hook)
     for number, (name, params) in enumerate(REAL_PARAMS.items()):
-        prompt = Random(name).choices(range(1, 256), k=20 + 25 * number)
+        prompt = Random(name).choices(range(1, llm.model_config.vocab_size), k=20 + 25 * number)
         params = SamplingParams(max_tokens=6, ignore_eos=True, **params)
         engine.add_request(name, prompt, params)
     while engine.has_unfinished:

@@ -190,7 +190,7 @@ def test_warm_hot_waits_for_pieces_and_hot_cells_and_has_the_rest_later(tiny_llm
         Cell(16, 0, 1),
         Cell(0, 1, 1),
         Cell(0, 4, 1),
-        Cell(64, 4, 4),
+        Cell(64, 4, 6),
         Cell(64, 0, 1),
     ]
     assert {"embed", "head", "logits"} < kinds(found.now)

@@ -9,6 +9,7 @@ import pytest
 from bucketing.grid import Cell, Grid
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
+from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served
 from glm_jax.engine.request import RowClass
@@ -27,6 +28,7 @@ def test_random_schedules_give_every_request_its_tokens_alone(tiny_llm, capsys):
     assert seen["programs"] == programs
     assert seen["close decisions"] <= seen["requests"] / 100
     # The draw must reach what it is meant to test.
+    assert seen["drafts"] >= 10 * SCHEDULES
     assert seen["preemptions"] >= SCHEDULES / 10
     assert seen["mixed"] >= SCHEDULES
     for cell in tiny_llm.config.grid().cells():
@@ -47,19 +49,23 @@ class Recorder:
     """An executor that keeps the hidden rows of every request by position.
 
     Attributes:
-        rows: Bits of each row by (request id, position, class).
+        rows: Bits of each row that stays in the cache by (request id, position, class).
+        drafts: The drafts made behind a request's first tokens by (request id, their number).
         mixed: Steps with both classes.
     """
+
+    drafts_write_ahead = False
 
     def __init__(self, runner) -> None:
         self.runner = runner
         self.rows: dict[tuple[str, int, RowClass], bytes] = {}
+        self.drafts: dict[tuple[str, int], list[int]] = {}
         self.mixed = 0
 
-    def serve(self, cell: Cell, rows: int) -> Served:
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return self.runner.serve(cell, rows)
 
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+    def run(self, served: Served, inputs: StepInputs, ends: None = None) -> StepOutputs:
         self.outputs = self.runner.run(served, inputs)
         return self.outputs
 
@@ -74,27 +80,39 @@ class Recorder:
             return
         self.mixed += plan.kind == "mixed"
         hidden = np.asarray(self.outputs.hidden)[0]
+        drafts = np.asarray(self.outputs.drafts)[0].tolist()
+        accepted = np.asarray(self.outputs.group_accepted)[0].tolist()
+        chunks = np.asarray(self.outputs.chunk_tokens).shape[1]
         first = 0
-        for entry in plan.chunk_entries:
-            self.record(entry, hidden[first:])
+        for entry, made in zip(plan.chunk_entries, drafts, strict=False):
+            self.record(entry, hidden[first:], 0, made)
             first += entry.rows
-        for group, entry in enumerate(plan.group_entries):
-            self.record(entry, hidden[plan.cell.prefill + group * plan.cell.width :])
+        groups = zip(plan.group_entries, accepted, drafts[chunks:], strict=False)
+        for group, (entry, count, made) in enumerate(groups):
+            first = plan.cell.prefill + group * plan.cell.width
+            self.record(entry, hidden[first:], count, made)
 
-    def record(self, entry, hidden) -> None:
-        for offset in range(entry.rows):
-            key = entry.request_id, entry.request.computed + offset, entry.row_class
+    def record(self, entry, hidden, accepted: int, made: list[int]) -> None:
+        known, start = entry.known + accepted, entry.request.computed
+        for offset in range(known):
+            key = entry.request_id, start + offset, entry.row_class
             self.rows[key] = hidden[offset].tobytes()
+        if entry.new_drafts:
+            self.drafts[entry.request_id, start + known + 1] = made[: entry.new_drafts]
 
 
-def record_rows(llm, requests, *, budget: int) -> Recorder:
+def record_rows(llm, requests, *, budget: int, drafts: int) -> Recorder:
     """Run requests in the pinned cell, a new one every other step."""
     compiled = llm.config.grid()
     prefill = LimitedAxis(compiled.prefill.name, compiled.prefill.edges, budget)
     grid = PinnedGrid(prefill, compiled.groups, compiled.widths)
     recorder = Recorder(llm.runner)
     recorder.reset()
-    engine = Engine(llm.config, recorder, vocab_size=256, grid=grid, fault_hook=recorder.hook)
+    vocab_size = llm.model_config.vocab_size
+    engine = Engine(
+        llm.config, recorder, vocab_size=vocab_size, grid=grid, fault_hook=recorder.hook
+    )
+    engine.scheduler.drafting.policy = FixedDrafts(drafts)
     waiting = list(requests)
     while waiting or engine.has_unfinished:
         if waiting and engine.steps % 2 == 0:
@@ -105,17 +123,23 @@ def record_rows(llm, requests, *, budget: int) -> Recorder:
     return recorder
 
 
-def test_rows_are_bit_equal_mixed_or_alone_in_a_pinned_cell(tiny_llm):
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_rows_are_bit_equal_mixed_or_alone_in_a_pinned_cell(tiny_llm, drafts):
     rng = Random(11)
     requests = [(f"r{number}", draw_asked(rng, tiny_llm)) for number in range(12)]
-    together = record_rows(tiny_llm, requests, budget=19)
+    together = record_rows(tiny_llm, requests, budget=19, drafts=drafts)
     assert together.mixed >= 5
     alone: dict[tuple[str, int, RowClass], bytes] = {}
+    made: dict[tuple[str, int], list[int]] = {}
     for request in requests:
-        alone |= record_rows(tiny_llm, [request], budget=64).rows
+        one = record_rows(tiny_llm, [request], budget=64, drafts=drafts)
+        alone |= one.rows
+        made |= one.drafts
     assert together.rows.keys() == alone.keys()
     different = [key for key, bits in alone.items() if together.rows[key] != bits]
     assert different == []
+    assert bool(made) == bool(drafts)
+    assert together.drafts == made
 
 
 @pytest.mark.parametrize(
@@ -123,7 +147,7 @@ def test_rows_are_bit_equal_mixed_or_alone_in_a_pinned_cell(tiny_llm):
 )
 def test_decisions_name_the_tokens_that_were_drawn(tiny_llm, options):
     # The rule for close decisions is only as good as its margins.
-    prompt = Random(3).choices(range(256), k=21)
+    prompt = Random(3).choices(range(tiny_llm.model_config.vocab_size), k=21)
     params = SamplingParams(seed=2**40 + 9, max_tokens=6, **options)
     tokens = tokens_alone(tiny_llm, Asked(prompt, params))
     drawn = decisions(tiny_llm, prompt, tokens, params)

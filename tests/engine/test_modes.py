@@ -43,9 +43,12 @@ def run_all(engine: Engine, prompts) -> tuple[list[list[int]], list]:
 
 
 @pytest.fixture(scope="module")
-def prompts():
+def prompts(tiny_llm):
     rng = Random(8)
-    return [rng.choices(range(256), k=length) for length in (3, 40, 17, 70, 8)]
+    return [
+        rng.choices(range(tiny_llm.model_config.vocab_size), k=length)
+        for length in (3, 40, 17, 70, 8)
+    ]
 
 
 @pytest.mark.slow
@@ -81,7 +84,7 @@ def without(llm, missing, **options) -> ModeTarget:
 @pytest.mark.usefixtures("piecewise")
 def test_a_cell_that_is_not_compiled_yet_is_served_piece_by_piece(tiny_llm, prompts):
     expected, _ = run_all(engine_of(tiny_llm), prompts)
-    late = Cell(0, 4, 1)
+    late = Cell(0, 4, 6)
     target = without(tiny_llm, {late})
     tokens, records = run_all(engine_of(target), prompts)
     assert tokens == expected
@@ -116,7 +119,7 @@ def test_a_program_that_becomes_ready_is_used_from_the_next_step_on(tiny_llm, pr
 @pytest.mark.usefixtures("piecewise")
 def test_a_shape_outside_the_grid_is_served_piece_by_piece(tiny_llm, prompts):
     expected, _ = run_all(engine_of(tiny_llm), prompts)
-    grid = ((64, 0, 1), (0, 4, 1), (0, 4, 4))
+    grid = ((64, 0, 1), (0, 4, 1), (0, 4, 6))
     mixed = {cell for cell in tiny_llm.config.grid().cells() if cell.prefill and cell.groups}
     target = without(tiny_llm, mixed, grid_cells=grid)
     tokens, records = run_all(engine_of(target), prompts)

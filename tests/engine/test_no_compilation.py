@@ -17,11 +17,12 @@ def test_2000_random_steps_compile_nothing(tiny_llm, compile_counter):
     rng = Random(4)
     # Warm is what LLM leaves behind; everything below is traffic.
     before = compile_counter.compiled
-    steps, cells, kinds, number, logits = 0, set(), set(), 0, 0
+    steps, cells, kinds, lengths, number, logits = 0, set(), set(), set(), 0, 0
     while steps < STEPS:
         block = [draw_asked(rng, tiny_llm) for _ in range(12)]
         engine = make_engine(tiny_llm, draw_schedule(rng, tiny_llm, block))
         engine._fault_hook = _fault_now_and_then(rng)
+        lengths.add(engine.scheduler.drafting.policy.drafts)
         for asked in block:
             number += 1
             with suppress(RequestRefusedError):  # its pool may be too small for it
@@ -45,6 +46,7 @@ def test_2000_random_steps_compile_nothing(tiny_llm, compile_counter):
             kinds.add(record.kind)
     assert compile_counter.compiled == before
     assert logits >= STEPS / 50
+    assert lengths == set(range(tiny_llm.config.num_drafts + 1))
     assert kinds == {"prefill", "decode", "mixed", "fault", "idle"}
     assert cells - {None} == set(tiny_llm.config.grid().cells())
 

@@ -12,12 +12,13 @@ import pytest
 from bucketing.grid import Cell
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
+from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served, full
 from glm_jax.engine.plan import StepPlan
 from glm_jax.model.cache import Cache
 from glm_jax.model.slots import Slots
-from scripts.fuzz_schedules import LimitedGrid
+from scripts.fuzz_drafts import ScriptedDrafts, scripts_for
 
 # Pads are rows of this token; no request here computes it.
 PAD_TOKEN = 0
@@ -37,8 +38,9 @@ class Contaminator:
     """An executor that fills everything unowned before each step and checks what the step wrote.
 
     Attributes:
-        seen: Bits of the drawn tokens and of the useful hidden rows, one entry a step.
+        seen: Bits of the drawn tokens, the drafts and the useful hidden rows, one entry a step.
         cells: Cells used.
+        tokens: Of each request by id, at the end.
         owned_rows: How many of a request's computed entries count as owned; all by default.
     """
 
@@ -54,17 +56,17 @@ class Contaminator:
         self.owned_rows = lambda request: request.computed
         self.engine: Engine
         self.plan: StepPlan
-        if poison is not None:
-            self._poison_embedding()
+        self.tokens: dict[str, list[int]] = {}
+        self._change_weights()
 
     def hook(self, phase: str, plan: StepPlan | None) -> None:
         if phase == "dispatch":
             self.plan = plan
 
-    def serve(self, cell: Cell, rows: int) -> Served:
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return full(cell)
 
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+    def run(self, served: Served, inputs: StepInputs, ends: None = None) -> StepOutputs:
         runner, cell = self.runner, served.layout
         cache = Cache(*map(np.array, runner._cache))
         slots = Slots(*map(np.array, runner._slots))
@@ -86,16 +88,22 @@ class Contaminator:
     def reset(self) -> None:
         self.runner.reset()
 
-    def _poison_embedding(self) -> None:
-        head = np.asarray(self.runner._head_weight)
-        (index,) = (
-            index
-            for index, leaf in enumerate(self.params)
-            if leaf.shape == head.shape and not np.array_equal(leaf, head)
-        )
-        embed = np.array(self.params[index])
-        embed[PAD_TOKEN] = self.poison.number
-        self.params[index] = jax.device_put(embed)
+    def step(self) -> None:
+        assert self.engine.step().record.fault is None
+
+    def _change_weights(self) -> None:
+        """Poison the pads' embedding; the pad token is never drafted, as it is never drawn."""
+        head = np.array(self.runner._head_weight)
+        for index, leaf in enumerate(self.params):
+            if leaf.shape != head.shape:
+                continue
+            changed = np.array(leaf)
+            if np.array_equal(changed, self.runner._head_weight):
+                # Its logit is 0, and of the others some is larger.
+                changed[PAD_TOKEN] = 0
+            elif self.poison is not None:
+                changed[PAD_TOKEN] = self.poison.number
+            self.params[index] = jax.device_put(changed)
 
     def _entries(self, request, rows: range) -> list[int]:
         size = self.page_size
@@ -124,12 +132,16 @@ class Contaminator:
             array[:, filled] = filler.astype(array.dtype)
         for request in running:
             slots.page_table[:, request.slot, request.synced_pages :] = self.poison.integer
+            waiting = len(request.draft_token_ids)
+            slots.drafts[:, request.slot, waiting:] = self.poison.integer
             if not request.decoding:
                 slots.last_token[:, request.slot] = self.poison.integer
 
     def _check_cache(self, before: Cache) -> None:
         """The step wrote the entries of its rows and not a bit elsewhere; page 0 is zero."""
         written = np.zeros(before.latent.shape[2] * self.page_size, bool)
+        # The MTP layer's plane is the last one.
+        planes = slice(None) if self.plan.drafter else slice(-1)
         for entry in self.plan.entries:
             start = entry.request.computed
             written[self._entries(entry.request, range(start, start + entry.rows))] = True
@@ -139,7 +151,9 @@ class Contaminator:
             new_bits = np.array(new).view(np.uint32).reshape(shape)
             assert not new_bits[:, :, : self.page_size].any(), "page 0 was written"
             np.testing.assert_array_equal(new_bits[:, :, ~written], old_bits[:, :, ~written])
-            values = np.asarray(new).reshape(shape)[:, :, written]
+            if not self.plan.drafter:
+                np.testing.assert_array_equal(new_bits[:, -1], old_bits[:, -1])
+            values = np.asarray(new).reshape(shape)[:, planes][:, :, written]
             assert np.abs(values).max() < 1e3, "a row was not written, or written with poison"
             assert values.any(axis=-1).all()
 
@@ -155,7 +169,13 @@ class Contaminator:
         hidden = np.asarray(outputs.hidden)[0]
         chunk_tokens = np.asarray(outputs.chunk_tokens)[0]
         group_tokens = np.asarray(outputs.group_tokens)[0]
+        drafts = np.asarray(outputs.drafts)[0]
         noted, first = [], 0
+        for row, entry in enumerate(self.plan.chunk_entries):
+            noted.append(drafts[row, : entry.new_drafts].tobytes())
+        for row, entry in enumerate(self.plan.group_entries, len(chunk_tokens)):
+            noted.append(drafts[row, : entry.new_drafts].tobytes())
+            assert PAD_TOKEN not in drafts[row, : entry.new_drafts]
         for token, entry in zip(chunk_tokens, self.plan.chunk_entries, strict=False):
             noted.append(hidden[first : first + entry.rows].tobytes())
             noted.append(token.tobytes() if entry.sampled else b"")
@@ -163,26 +183,33 @@ class Contaminator:
         for group, entry in enumerate(self.plan.group_entries):
             first = cell.prefill + group * cell.width
             noted.append(hidden[first : first + entry.rows].tobytes())
-            drawn = group_tokens[group, entry.known - 1]
+            drawn = group_tokens[group, entry.known - 1 : entry.rows]
             noted.append(drawn.tobytes() if entry.sampled else b"")
         self.seen.append(tuple(noted))
         self.cells.add(cell)
 
 
-def run_story(llm, poison: Poison | None, least_width: int, owned_rows=None) -> Contaminator:
-    """A fixed story with chunks, mixed steps, rests as groups and a preemption."""
+def run_story(llm, poison: Poison | None, expected=None, owned_rows=None) -> Contaminator:
+    """A fixed story with chunks, mixed steps, rests as groups and a preemption.
+
+    Args:
+        expected: The tokens of its requests by id: then drafts are made, half of them right.
+    """
     device = Contaminator(llm, poison)
     device.reset()
     if owned_rows is not None:
         device.owned_rows = owned_rows
-    grid = llm.config.grid()
-    device.engine = Engine(
+    vocab_size = llm.model_config.vocab_size
+    device.engine = engine = Engine(
         dataclasses.replace(llm.config, num_pages=14),
         device,
-        vocab_size=llm.model_config.vocab_size,
-        grid=LimitedGrid(grid.prefill, grid.groups, grid.widths, least_width),
+        vocab_size=vocab_size,
         fault_hook=device.hook,
     )
+    if expected is None:
+        engine.scheduler.drafting.policy = FixedDrafts(0)
+    else:
+        ScriptedDrafts(engine, llm.runner, expected, scripts_for(vocab_size)["half"])
     rng = Random(21)
     for number, length in enumerate((19, 3, 66, 25, 9, 40, 1)):
         params = SamplingParams(
@@ -194,38 +221,47 @@ def run_story(llm, poison: Poison | None, least_width: int, owned_rows=None) -> 
             min_tokens=9,
             stop_token_ids=[PAD_TOKEN],
         )
-        device.engine.add_request(f"r{number}", rng.choices(range(1, 256), k=length), params)
-        for _ in range(2):
-            device.engine.step()
-    while device.engine.has_unfinished:
-        assert device.engine.step().record.fault is None
+        engine.add_request(f"r{number}", rng.choices(range(1, vocab_size), k=length), params)
+        device.step()
+        device.step()
+    while engine.has_unfinished:
+        device.step()
+    device.tokens = {
+        f"r{number}": engine.release(f"r{number}")[0].outputs[0].token_ids for number in range(7)
+    }
     return device
 
 
 @pytest.fixture(scope="module")
 def clean(tiny_llm):
-    """The story by least width of the groups."""
-    return {width: run_story(tiny_llm, None, width) for width in tiny_llm.config.decode_widths}
+    """The story by the most drafts of a request."""
+    plain = run_story(tiny_llm, None)
+    return {0: plain, 5: run_story(tiny_llm, None, plain.tokens)}
 
 
 def test_the_story_reaches_what_it_is_meant_to_test(tiny_llm, clean):
     cells = set().union(*(device.cells for device in clean.values()))
     assert cells == set(tiny_llm.config.grid().cells())
     assert all(device.engine.scheduler.preemptions for device in clean.values())
+    acceptance = clean[5].engine.scheduler.drafting.policy.acceptance
+    assert acceptance.drafts / 4 < acceptance.accepted < 3 * acceptance.drafts / 4
 
 
-@pytest.mark.parametrize("least_width", [1, 4])
+@pytest.mark.parametrize("drafts", [0, 5])
 @pytest.mark.parametrize("name", POISONS)
 def test_outputs_are_bit_identical_whatever_stands_in_what_nobody_owns(
-    tiny_llm, clean, name, least_width
+    tiny_llm, clean, name, drafts
 ):
-    dirty = run_story(tiny_llm, POISONS[name], least_width)
-    assert len(dirty.seen) == len(clean[least_width].seen)
-    pairs = zip(dirty.seen, clean[least_width].seen, strict=True)
+    expected = clean[0].tokens if drafts else None
+    dirty = run_story(tiny_llm, POISONS[name], expected)
+    assert len(dirty.seen) == len(clean[drafts].seen)
+    pairs = zip(dirty.seen, clean[drafts].seen, strict=True)
     assert [step for step, (one, other) in enumerate(pairs) if one != other] == []
 
 
-def test_the_comparison_notices_a_lost_entry(tiny_llm):
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_the_comparison_notices_a_lost_entry(tiny_llm, clean, drafts):
     # The last computed token counts as free: whoever decodes reads poison.
+    expected = clean[0].tokens if drafts else None
     with pytest.raises(AssertionError):
-        run_story(tiny_llm, POISONS["nan"], 1, lambda request: max(request.computed - 1, 0))
+        run_story(tiny_llm, POISONS["nan"], expected, lambda request: max(request.computed - 1, 0))

@@ -15,6 +15,8 @@ import pytest
 from model.open_step import Opened, Ties, read_parameters, run_open
 
 from glm_jax import LLM, SamplingParams
+from glm_jax.engine.draft_policy import FixedDrafts
+from glm_jax.engine.engine import Engine
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.parameters import parameter_specs
 from glm_jax.model_files import find_model
@@ -50,10 +52,16 @@ def golden(name: str) -> Golden:
         )
 
 
-def odd_llm() -> LLM:
-    """The product's front door with two cells: a prompt alone, and its tokens."""
-    return LLM(
-        GOLDEN / "odd",
+# A prompt alone and its tokens, or one program for both.
+CELLS = {"tiny": ((64, 1, 1),), "odd": ((64, 0, 1), (0, 1, 1))}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_logits_and_greedy_tokens_equal_transformers(name):
+    """The product's front door, with as few programs as can be."""
+    expected = golden(name)
+    llm = LLM(
+        GOLDEN / name,
         dtype="float32",
         latent_norm_eps=EPS,
         skip_tokenizer_init=True,
@@ -61,14 +69,8 @@ def odd_llm() -> LLM:
         max_num_seqs=1,
         max_num_batched_tokens=64,
         execution_mode="full",
-        grid_cells=((64, 0, 1), (0, 1, 1)),
+        grid_cells=CELLS[name],
     )
-
-
-@pytest.mark.parametrize("name", ["tiny", "odd"])
-def test_logits_and_greedy_tokens_equal_transformers(name, tiny_llm):
-    expected = golden(name)
-    llm = tiny_llm if name == "tiny" else odd_llm()
     logits = llm.logits(expected.tokens.tolist())
     assert logits.shape == expected.logits.shape
     topk, error = expected.config.index_topk, np.abs(logits - expected.logits).max(axis=-1)
@@ -80,6 +82,23 @@ def test_logits_and_greedy_tokens_equal_transformers(name, tiny_llm):
     params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
     (output,) = llm.generate([expected.tokens[: expected.prompt_tokens].tolist()], params)
     assert output.outputs[0].token_ids == generated
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+def test_greedy_tokens_equal_transformers_whatever_is_drafted(tiny_llm, drafts):
+    with np.load(GOLDEN / "mtp" / "reference.npz") as reference:
+        tokens, prompt_tokens = reference["tokens"].tolist(), int(reference["prompt_tokens"])
+    tiny_llm.runner.reset()
+    engine = Engine(tiny_llm.config, tiny_llm.runner, vocab_size=tiny_llm.model_config.vocab_size)
+    engine.scheduler.drafting.policy = FixedDrafts(drafts)
+    generated = tokens[prompt_tokens:]
+    params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
+    engine.add_request("r", tokens[:prompt_tokens], params)
+    while engine.has_unfinished:
+        engine.step()
+    output, _ = engine.release("r")
+    assert output.outputs[0].token_ids == generated
+    assert bool(output.drafts.draft_tokens) == bool(drafts)
 
 
 @pytest.mark.parametrize("name", ["tiny", "odd"])

@@ -6,60 +6,41 @@ What a mutant does otherwise is an argument of it, or a change of weights.
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from model.drafting_step import OF_NEXT_ROW, OF_TARGET, Found, Mutation, drafting_step
-from model.open_step import read_parameters
+from model.golden_mtp import (
+    CELL,
+    CHUNKS,
+    LIMITS,
+    NUM_DRAFTS,
+    NUM_PAGES,
+    REQUESTS,
+    chunk,
+    empty_state,
+    golden,
+    half_right_drafts,
+    inputs_of,
+    leaves_of,
+    reset,
+    verify_beside_a_prompt,
+    with_drafts,
+)
 
-from bucketing.grid import Cell
-from bucketing.pack import Chunk, Group, RankRows, SlotReset, SlotSettings, pack
-from bucketing.step_inputs import Limits, input_shapes
-from glm_jax.model.cache import CACHE_FORMATS, cache_shapes
-from glm_jax.model.config import GlmConfig
+from bucketing.pack import RankRows
+from bucketing.step_inputs import input_shapes
+from glm_jax.model.cache import CACHE_FORMATS, Cache, cache_shapes
 from glm_jax.model.layer import Form
 from glm_jax.model.mtp import Drafts
-from glm_jax.model.parameters import parameter_specs
-from glm_jax.model.slots import empty_slots, slot_shapes
-from glm_jax.model.storage import ParameterStore, abstract_model, split_model
+from glm_jax.model.slots import slot_shapes
+from glm_jax.model.storage import abstract_model, split_model
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "mtp"
 TOLERANCE = 1e-4
 # A mutant counts as noticed when it is wrong by much more than the tolerance.
 NOTICED = 10 * TOLERANCE
-
-NUM_DRAFTS = 5
-CELL = Cell(64, 1, 1 + NUM_DRAFTS)
-LIMITS = Limits(max_num_seqs=2, pages_per_seq=8, page_size=16, num_drafts=NUM_DRAFTS)
-REQUESTS = LIMITS.chunks(CELL) + CELL.groups
-NUM_PAGES = 2 * LIMITS.pages_per_seq + 1
-GREEDY = SlotSettings(0.0, 0, 1.0, 0.0, 0, 0, ())
-
-
-class Golden(NamedTuple):
-    config: GlmConfig
-    parameters: dict[str, np.ndarray]
-    reference: dict[str, np.ndarray]
-
-    @property
-    def prompt(self) -> np.ndarray:
-        return self.reference["tokens"][: self.reference["prompt_tokens"]]
-
-    @property
-    def generated(self) -> np.ndarray:
-        return self.reference["tokens"][self.reference["prompt_tokens"] :]
-
-
-@functools.cache
-def golden() -> Golden:
-    # transformers' eps of the latent norms.
-    config = GlmConfig.from_hf(GOLDEN).replace(latent_norm_eps=1e-6)
-    with np.load(GOLDEN / "reference.npz") as reference:
-        return Golden(config, read_parameters(GOLDEN, config), dict(reference))
 
 
 @functools.cache
@@ -67,13 +48,6 @@ def compiled_step() -> Callable:
     model = abstract_model(golden().config, dtype="float32", storage="per_layer")
     merge, _ = split_model(model)
     return jax.jit(drafting_step(merge, Form(golden().config, CACHE_FORMATS["float32"])))
-
-
-def leaves_of(parameters: dict[str, np.ndarray]) -> list:
-    store = ParameterStore(golden().config, dtype="float32", storage="per_layer")
-    for name in parameter_specs(golden().config):
-        store.destination(name)[...] = parameters[name]
-    return split_model(store.to_device(jax.devices("cpu")[0]))[1]
 
 
 class Requests:
@@ -87,74 +61,31 @@ class Requests:
         scale = np.broadcast_to(np.float32(mutation.recycle_scale), width)
         self.mutation = mutation._replace(recycle_scale=scale)
         self.leaves = leaves_of(parameters or golden().parameters)
-        self.slots = empty_slots(LIMITS, 1)
-        self.cache = jax.tree.map(
-            lambda spec: np.zeros((1, *spec.shape), spec.dtype),
-            cache_shapes(
-                golden().config,
-                CACHE_FORMATS["float32"],
-                num_pages=NUM_PAGES,
-                page_size=LIMITS.page_size,
-            ),
-        )
+        self.cache, self.slots = empty_state()
 
-    def step(self, *, lengths: int = NUM_DRAFTS, **rows: list) -> Found:
+    def step(self, rows: RankRows, *, new_drafts: int = NUM_DRAFTS) -> Found:
+        inputs = inputs_of(rows._replace(drafter=True), new_drafts)
         self.cache, self.slots, found = jax.device_get(
-            compiled_step()(
-                self.leaves,
-                self.cache,
-                self.slots,
-                pack(CELL, LIMITS, [RankRows(**rows)]),
-                np.full(REQUESTS, lengths, np.int32),
-                self.mutation,
-            )
+            compiled_step()(self.leaves, self.cache, self.slots, inputs, self.mutation)
         )
         return found
 
-    def draft(self, slot: int, tokens: np.ndarray) -> None:
-        """Put drafts of our own in place of those that the step made."""
-        drafts = self.slots.drafts.copy()
-        drafts[0, slot] = tokens
-        self.slots = self.slots._replace(drafts=drafts)
-
-
-def chunk(slot: int, start: int, stop: int) -> Chunk:
-    """Some of the prompt; the token after the prompt is not known."""
-    prompt = golden().prompt
-    following = np.append(prompt, 0)[start + 1 : stop + 1].astype(np.int32)
-    return Chunk(slot, prompt[start:stop], following, sampled=stop == len(prompt))
-
-
-def reset(slot: int, pages: range) -> SlotReset:
-    return SlotReset(slot, pages, 0, GREEDY)
+    def verify_beside_a_prompt(self) -> Found:
+        """Two of slot 0's drafts are right."""
+        self.slots = with_drafts(self.slots, 0, half_right_drafts())
+        return self.step(verify_beside_a_prompt())
 
 
 def prefill(requests: Requests, **options: int) -> Found:
     """The prompt as one chunk in slot 0."""
-    return requests.step(
-        chunks=[chunk(0, 0, len(golden().prompt))], resets=[reset(0, range(1, 9))], **options
-    )
-
-
-def verify_beside_a_prompt(requests: Requests) -> Found:
-    """Slot 0 verifies two right drafts and three wrong ones; slot 1 prefills the prompt.
-
-    The pages of slot 1 descend: its entries and positions are in different orders.
-    """
-    right, size = golden().generated[1:3], golden().config.vocab_size
-    wrong = (golden().generated[3:6] + 1) % size
-    requests.draft(0, np.concatenate([right, wrong]))
-    return requests.step(
-        groups=[Group(0, True, 1, NUM_DRAFTS, None, None, True)],
-        chunks=[chunk(1, 0, len(golden().prompt))],
-        resets=[reset(1, range(16, 8, -1))],
-    )
+    whole = chunk(0, 0, len(golden().prompt))
+    return requests.step(RankRows(chunks=[whole], resets=[reset(0, range(1, 9))]), **options)
 
 
 @functools.cache
 def both_steps() -> tuple[Found, Found]:
     requests = Requests()
-    return prefill(requests), verify_beside_a_prompt(requests)
+    return prefill(requests), requests.verify_beside_a_prompt()
 
 
 def logits(hidden: np.ndarray) -> np.ndarray:
@@ -208,8 +139,8 @@ def test_first_pass_over_verified_rows_equals_transformers_layer():
 
 def test_first_pass_in_two_chunks_equals_transformers_layer():
     requests, rows = Requests(), len(golden().prompt)
-    first = requests.step(chunks=[chunk(0, 0, 20)], resets=[reset(0, range(1, 9))])
-    second = requests.step(chunks=[chunk(0, 20, rows)])
+    start = RankRows(chunks=[chunk(0, 0, 20)], resets=[reset(0, range(1, 9))])
+    first, second = requests.step(start), requests.step(RankRows(chunks=[chunk(0, 20, rows)]))
     check_first_pass(np.concatenate([first.y[:20], second.y[: rows - 20]]), 0)
     check_drafts(second.shared, 0, "shared", 0)
 
@@ -226,7 +157,7 @@ def test_drafts_behind_a_partly_accepted_group_beside_a_prompt_equal_transformer
     accepted_row = len(golden().prompt) + found.accepted[0]
     assert golden().reference["draft_rows"].tolist() == [len(golden().prompt) - 1, accepted_row]
     check_drafts(getattr(found, kind), 0, kind, 0)
-    check_drafts(getattr(found, kind), LIMITS.chunks(CELL), kind, 1)
+    check_drafts(getattr(found, kind), CHUNKS, kind, 1)
 
 
 def test_the_selection_matters_to_the_reference():
@@ -239,7 +170,7 @@ def test_the_selection_matters_to_the_reference():
 
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_request_gets_as_many_drafts_as_it_wants(length):
-    found = prefill(Requests(), lengths=length)
+    found = prefill(Requests(), new_drafts=length)
     expected = golden().reference["shared_drafts"][0].copy()
     expected[length:] = 0
     assert found.shared.tokens[0].tolist() == expected.tolist()
@@ -248,11 +179,75 @@ def test_a_request_gets_as_many_drafts_as_it_wants(length):
 
 def test_shared_passes_leave_the_cache_as_the_first_pass_left_it():
     without, drafting = Requests(), Requests()
-    prefill(without, lengths=0)
+    prefill(without, new_drafts=0)
     prefill(drafting)
     jax.tree.map(np.testing.assert_array_equal, without.cache, drafting.cache)
     for array in drafting.cache:
         assert not array[0, :, 0].any()  # the reserved page
+
+
+def rows_written(before: Cache, after: Cache) -> set[int]:
+    """Entries of the MTP layer that differ in either array."""
+    changed = [
+        (old[0, -1] != new[-1]).any(axis=-1).reshape(-1)
+        for old, new in zip(before, after, strict=True)
+    ]
+    assert (changed[0] == changed[1]).all()
+    return set(np.flatnonzero(changed[0]).tolist())
+
+
+def text(length: int) -> np.ndarray:
+    return np.resize(golden().prompt, length)
+
+
+def prefill_text(requests: Requests, length: int, pages: range) -> Found:
+    """A text of some length in slot 0, in chunks as large as the cell; the last step's findings."""
+    resets = [reset(0, pages)]
+    for start in range(0, length, CELL.prefill):
+        part = chunk(0, start, min(start + CELL.prefill, length), tokens=text(length))
+        found = requests.step(RankRows(chunks=[part], resets=resets))
+        resets = []
+    return found
+
+
+@pytest.mark.parametrize("length", [29, 30])
+def test_passes_that_do_not_share_write_behind_the_last_row(length):
+    requests = Requests()
+    found = prefill_text(requests, length, range(1, 4))
+    # Sharing writes nothing, and the program keeps that cache. Pages ascend from page 1.
+    first = LIMITS.page_size + length
+    written = rows_written(requests.cache, found.indexed_cache)
+    assert written == set(range(first, first + NUM_DRAFTS - 1))
+
+
+@pytest.mark.parametrize("length", [30, 32])
+def test_passes_write_nowhere_where_the_request_has_no_page(length):
+    requests = Requests()
+    found = prefill_text(requests, length, range(1, 3))
+    first, end = LIMITS.page_size + length, 3 * LIMITS.page_size
+    assert rows_written(requests.cache, found.indexed_cache) == set(range(first, end))
+    for array in found.indexed_cache:
+        assert not array[:, 0].any()
+
+
+@pytest.mark.parametrize("length", [126, 128])
+def test_passes_write_nowhere_past_the_page_tables_end(length):
+    requests = Requests()
+    assert LIMITS.pages_per_seq * LIMITS.page_size == 128
+    found = prefill_text(requests, length, range(1, 9))
+    first, end = LIMITS.page_size + length, LIMITS.page_size + 128
+    assert rows_written(requests.cache, found.indexed_cache) == set(range(first, end))
+
+
+def test_sharing_passes_need_no_page_for_their_positions():
+    """All drafts have a meaning: they are those of a request with pages to spare."""
+    length, tight, spare = 2 * LIMITS.page_size, Requests(), Requests()
+    found, expected = (
+        prefill_text(tight, length, range(1, 3)),
+        prefill_text(spare, length, range(1, 9)),
+    )
+    np.testing.assert_array_equal(found.shared.tokens, expected.shared.tokens)
+    assert found.shared.tokens[0].any()
 
 
 def prenorm_recycling() -> Mutation:
@@ -273,7 +268,7 @@ def prenorm_recycling() -> Mutation:
 def test_the_drafts_notice(mutant):
     requests = Requests(mutant())
     prefill(requests)
-    found, group = verify_beside_a_prompt(requests), LIMITS.chunks(CELL)
+    found, group = requests.verify_beside_a_prompt(), CHUNKS
     with pytest.raises(AssertionError):
         check_drafts(found.shared, group, "shared", 1)
     assert logit_error(found.shared, group, 1) > NOTICED
@@ -312,8 +307,7 @@ def test_drafting_traces_in_every_form_of_the_weights(storage, weight_dtype):
         input_shapes(CELL, LIMITS),
         is_leaf=lambda leaf: hasattr(leaf, "dtype"),
     )
-    lengths = jax.ShapeDtypeStruct((REQUESTS,), jnp.int32)
     arguments = leaves, with_rank(cache), with_rank(slot_shapes(LIMITS)), inputs
-    *_, found = jax.eval_shape(drafting_step(merge, form), *arguments, lengths, Mutation())
+    *_, found = jax.eval_shape(drafting_step(merge, form), *arguments, Mutation())
     assert found.y.dtype == jnp.bfloat16
     assert found.shared.tokens.shape == found.indexed.tokens.shape == (REQUESTS, NUM_DRAFTS)

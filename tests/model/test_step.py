@@ -27,8 +27,9 @@ def step(tiny_llm):
 
 
 @pytest.fixture(scope="module")
-def tokens():
-    return np.random.default_rng(7).integers(0, 256, PROMPT_ROWS).astype(np.int32)
+def tokens(tiny_llm):
+    vocab_size = tiny_llm.model_config.vocab_size
+    return np.random.default_rng(7).integers(0, vocab_size, PROMPT_ROWS).astype(np.int32)
 
 
 def _chunk(slot, tokens, start, stop):
@@ -86,7 +87,7 @@ def test_step_places_a_rest_in_a_wide_group(step, tokens, one_shot):
     step(PREFILL, chunks=[_chunk(2, tokens, 0, PROMPT_ROWS - 3)], resets=[_reset(2, range(20, 27))])
     rest = tokens[-3:]
     following = np.append(rest[1:], 0).astype(np.int32)
-    wide = Cell(0, 4, 4)
+    wide = Cell(0, 4, 6)
     outputs = step(wide, groups=[Group(2, False, 3, 0, rest, following, True)])
     np.testing.assert_allclose(outputs.hidden[:3], one_shot[0][-3:], atol=1e-5)
     assert int(outputs.group_tokens[0, 2]) == one_shot[1]

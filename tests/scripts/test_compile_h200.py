@@ -11,7 +11,7 @@ from scripts.h200.gate import kernel_problems, program_problems
 from scripts.h200.hlo import parse_module
 from scripts.h200.kernel_cases import kernel_cases
 from scripts.h200.programs import model_of
-from scripts.h200.temporaries import largest_values
+from scripts.h200.temporaries import Temporary, largest_values
 from scripts.h200.thunks import Thunks, count_thunks, read_thunks
 from scripts.h200.weight_copies import WeightCopy, reads_weights, weight_copies
 
@@ -81,6 +81,36 @@ ENTRY %main.9 (params_0_.1: bf16[2,1024,1024], x.1: f32[8,1024]) -> f32[8,1024] 
   ROOT %product = (f32[8,1024]{1,0}, f32[1024,1024]) fusion(%sliced, %x.1), calls=%times
 }
 """
+BRANCHES = """\
+%cut (param_0.1: bf16[2,1024,1024]) -> bf16[1,1024,1024] {
+  %param_0.1 = bf16[2,1024,1024]{2,1,0} parameter(0)
+  ROOT %slice.1 = bf16[1,1024,1024]{2,1,0} slice(%param_0.1), slice={[0:1], [0:1024], [0:1024]}
+}
+
+%run (tuple.1: (f32[8,1024], bf16[2,1024,1024])) -> f32[1024,1024] {
+  %tuple.1 = (f32[8,1024]{1,0}, bf16[2,1024,1024]{2,1,0}) parameter(0)
+  %rows = f32[8,1024]{1,0} get-tuple-element(%tuple.1), index=0
+  %stack = bf16[2,1024,1024]{2,1,0} get-tuple-element(%tuple.1), index=1
+  %sliced = bf16[1,1024,1024]{2,1,0} fusion(%stack), kind=kLoop, calls=%cut
+  %moved = f32[1024,8]{1,0} copy(%rows)
+  ROOT %product = f32[8,1024]{1,0} dot(%rows, %sliced), lhs_contracting_dims={1}
+}
+
+%skip (weights: f8e4m3fn[1024,1024]) -> f32[1024,1024] {
+  %weights = f8e4m3fn[1024,1024]{1,0} parameter(0)
+  %widened = f32[1024,1024]{1,0} convert(%weights)
+  ROOT %zeros = f32[8,1024]{1,0} constant({...})
+}
+
+ENTRY %main.9 (params_0_.1: bf16[2,1024,1024], x.1: f32[8,1024]) -> f32[8,1024] {
+  %params_0_.1 = bf16[2,1024,1024]{2,1,0} parameter(0), metadata={op_name="params[0]"}
+  %params_1_.1 = f8e4m3fn[1024,1024]{1,0} parameter(1)
+  %x.1 = f32[8,1024]{1,0} parameter(2)
+  %run.1 = pred[] parameter(3)
+  %both = (f32[8,1024]{1,0}, bf16[2,1024,1024]{2,1,0}) tuple(%x.1, %params_0_.1)
+  ROOT %cond.1 = f32[8,1024]{1,0} conditional(%run.1, %both, %params_1_.1), CALLED
+}
+"""
 BUFFERS = """\
 allocation 0: size 64, parameter 0, shape |f32[16]| at ShapeIndex {}:
  value: <1 params_0_.1 @0> (size=64,offset=0): f32[16]{0}
@@ -132,6 +162,23 @@ def test_copies_of_weights_are_found_whether_cut_or_widened():
     ]
 
 
+@pytest.mark.parametrize(
+    "called",
+    ["true_computation=%run, false_computation=%skip", "branch_computations={%run, %skip}"],
+)
+def test_copies_of_weights_are_found_in_the_branches_of_a_conditional(called):
+    found = weight_copies(parse_module(BRANCHES.replace("CALLED", called)))
+    assert [(copy.name, copy.weights, copy.in_branch) for copy in found] == [
+        ("sliced", ("params_0_.1",), True),
+        ("widened", ("params_1_.1",), True),
+    ]
+
+
+def test_a_conditional_without_branches_is_an_error():
+    with pytest.raises(ValueError, match="without branches"):
+        parse_module(BRANCHES)
+
+
 def test_a_line_of_an_unknown_form_is_an_error():
     with pytest.raises(ValueError, match="no instruction of the known form"):
         parse_module(HLO.replace("copy(%x.1)", "copy of x"))
@@ -145,21 +192,28 @@ def compiled(**differences) -> Compiled:
 
 
 def test_a_sound_step_passes_the_gate():
-    assert program_problems(compiled(), cache_bytes=6) == ()
+    assert program_problems(compiled(), cache_arrays=(4, 2)) == ()
 
 
 @pytest.mark.parametrize(
     ("differences", "message"),
     [
         ({"thunks": Thunks(1, False, 3, 1, 0, 0, ("sort_1",))}, "outside: sort_1"),
-        ({"aliased_bytes": 5}, "the cache is copied"),
+        ({"aliased_bytes": 5}, "not all of it is written in place"),
+        ({"temporaries": (Temporary("copy.1", "u16[1,1]", 2),)}, "copy.1 u16[1,1] is as large"),
         ({"weight_copies": (WeightCopy("cut", 3 << 20, ("params_0_.1",)),)}, "cut copies 3 MiB"),
         ({"reads_weights": False}, "copies of them cannot be found"),
     ],
 )
 def test_the_gate_names_what_is_wrong_with_a_step(differences, message):
-    (problem,) = program_problems(compiled(**differences), cache_bytes=6)
+    (problem,) = program_problems(compiled(**differences), cache_arrays=(4, 2))
     assert message in problem
+
+
+def test_copies_of_weights_in_branches_are_counted_but_pass_the_gate():
+    copies = (WeightCopy("cut", 3 << 20, ("params_0_.1",), in_branch=True),)
+    assert program_problems(compiled(weight_copies=copies), cache_arrays=(4, 2)) == ()
+    assert compiled(weight_copies=copies).copied_bytes == 3 << 20
 
 
 def test_the_gate_names_what_is_wrong_with_a_kernel():
