@@ -11,9 +11,10 @@ drafts right behind the files' own text are counted, as in the model's card.
 
 One engine per draft length, all loaded, take turns: every round has prompts of its own, the same
 for all, the order turns from round to round, and one round before the first warms up. "auto" starts
-anew for every batch size and temperature, and learns in that round. Prompts are computed before any request decodes (``prefill_first``), so all decode steps are
-of the cells that are timed. Tokens per second count from the first token of all requests to the
-last of all. Ratios are taken round by round, then their median.
+anew for every batch size and temperature, and learns in that round. Prompts are computed before any
+request decodes (``prefill_first``), so all decode steps are of the cells that are timed. Tokens per
+second count from the first token of all requests to the last of all. Ratios are taken round by
+round, then their median.
 """
 
 import argparse

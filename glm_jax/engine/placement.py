@@ -38,11 +38,17 @@ def place(
         rows += count
         # Admitted requests have no slot yet.
         resets += request.slot is None or request.needs_reset
-    best = None
+    best, fitting = None, 0
     for allowed in grid.widths:
         if allowed < width:
             continue
         small = [piece for piece in pieces if piece.rows <= allowed]
+        # A wider cell is worth asking for only where it takes a piece that the narrower one could
+        # not. Where it just pads, a prediction from one slow step would choose it for good: the
+        # narrower one would never be timed again.
+        if best is not None and len(small) == fitting:
+            continue
+        fitting = len(small)
         small.sort(key=lambda piece: piece.rows, reverse=True)
         left = rows
         for count in range(len(small) + 1):

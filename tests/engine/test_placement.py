@@ -97,3 +97,17 @@ def test_pairs_count_decodes_and_pieces():
     decodes = Decodes([running], 1, 100)
     placement = place(grid, Limits(8, 4, 64), RowEquivalents(), decodes, [Piece(fresh, 3)])
     assert placement.pairs == 100 + 1 + 2 + 3
+
+
+class SlowCell(RowEquivalents):
+    """One slow first step was seen of the cell that fits; the wider one looks cheap."""
+
+    def predict(self, cell, pairs):
+        return 0.1 if cell == (0, 1, 4) else super().predict(cell, pairs)
+
+
+def test_place_never_pads_groups_for_a_prediction_alone():
+    assert placed([3], [], widths=(1, 4, 6), time=SlowCell()) == (Cell(0, 1, 4), [], [])
+    # With a rest of five rows that only the wider one takes, it may decide.
+    widths = (1, 4, 6)
+    assert placed([3], [5], widths=widths, time=SlowCell()) == (Cell(0, 8, 6), [], [5])
