@@ -58,10 +58,15 @@ TEXT_PROMPTS = 64
 LEAST_TOKENS = 2 * REPLAYS * 6
 
 
-def start(drafts: str, length: int) -> LLM:
+def start(drafts: str, length: int, **options: Any) -> LLM:
     """An engine with the cells that it needs here, compiled.
 
     A fixed length has one width: a request's last steps, which have fewer drafts, use it too.
+
+    Args:
+        drafts: of every request, or "auto".
+        length: tokens that a request may have.
+        **options: further ones of the engine.
     """
     automatic = drafts == "auto"
     widths = AUTO_WIDTHS if automatic else (int(drafts) + 1,)
@@ -79,6 +84,7 @@ def start(drafts: str, length: int) -> LLM:
         num_pages=SLOTS * pages + 1,
         execution_mode="full",
         step_policy="prefill_first",
+        **options,
     )
 
 

@@ -42,8 +42,11 @@ def pieces(run=(), wait=(), pool=None, held=(), **options) -> list[tuple[str, in
 
 def decodes_of(run) -> Decodes:
     found = [request for request in run if request.decoding]
-    pairs = sum(scored_pairs(request.computed, 1 + request.drafts) for request in found)
-    return Decodes(found, 1 + max((request.drafts for request in found), default=0), pairs)
+    pairs = sum(
+        scored_pairs(request.computed, 1 + len(request.draft_token_ids)) for request in found
+    )
+    width = 1 + max((len(request.draft_token_ids) for request in found), default=0)
+    return Decodes(found, width, pairs)
 
 
 def test_running_prefills_come_before_waiting_ones_in_order():

@@ -40,7 +40,8 @@ def test_an_unknown_option_is_an_error_that_lists_the_allowed_ones():
     with pytest.raises(ValueError, match=r"unknown engine option 'max_num_seq'\. Did you mean "):
         EngineConfig(max_num_seq=3)
     with pytest.raises(
-        ValueError, match=r"Allowed: decode_path, decode_widths, .* step_policy, waterm"
+        ValueError,
+        match=r"Allowed: decode_loop_steps, decode_path, .* step_policy, tbt_target_ms, waterm",
     ):
         EngineConfig(tensor_parallel_size=1)
 
