@@ -34,6 +34,7 @@ _SCENARIO_FLAGS = {
     "arrival_length": "tokens of the long prompt",
     "chunk": "most prefill rows of a step, under every policy",
     "max_tokens": "tokens that every request generates",
+    "drafts": "draft tokens that every decoding request verifies per step",
 }
 _DEMO = """
 Requests are decoding and a long prompt arrives. The same scenario runs under three step policies on

@@ -111,6 +111,8 @@ def _step(step: Step) -> dict[str, Any]:
         "prefill_pad_rows": record.prefill_pad_rows,
         "decode_rows": record.decode_rows,
         "decode_pad_rows": record.decode_pad_rows,
+        "draft_tokens": record.draft_tokens,
+        "accepted_tokens": record.accepted_tokens,
         "waste": _rounded(step.pad_rows / (step.pad_rows + step.useful_rows)),
         "ms": _rounded(record.wall_time * 1e3),
         "end_ms": _rounded(step.end * 1e3),

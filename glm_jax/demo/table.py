@@ -53,7 +53,9 @@ def run_line(run: Run) -> str:
 
 def steps_table(run: Run) -> Table:
     """Return the steps since the arrival; decode steps in a row share a line."""
-    table = _table("step", "kind", "cell", "useful rows", "pad rows", "waste", "ms", "worst gap ms")
+    drafts = ("drafts ok",) if any(step.record.new_drafts for step in run.steps) else ()
+    columns = "kind", "cell", "useful rows", "pad rows", *drafts, "waste", "ms", "worst gap ms"
+    table = _table("step", *columns)
     number = 1
     for kind, steps in _lines(run.steps):
         last = number + len(steps) - 1
@@ -65,6 +67,7 @@ def steps_table(run: Run) -> Table:
             str(tuple(steps[0].record.cell or ())),
             _range(rows[0]),
             _range(rows[1]),
+            *(_drafts(steps) for _ in drafts),
             f"{sum(rows[1]) / (sum(rows[0]) + sum(rows[1])):.0%}",
             f"{statistics.median(step.record.wall_time for step in steps) * 1e3:.1f}",
             _worst_gap(steps),
@@ -119,7 +122,9 @@ def _table(label: str, *columns: str) -> Table:
     """Return an empty table, figures to the right."""
     table = Table(label, box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("kind", "cell") else "right")
+        words = column in ("kind", "cell")
+        # Headers of several words may break; a cell's three figures must not.
+        table.add_column(column, justify="left" if words else "right", no_wrap=words)
     return table
 
 
@@ -133,6 +138,12 @@ def _lines(steps: Sequence[Step]) -> Iterator[tuple[str, list[Step]]]:
         zip(keys, steps, strict=True), key=lambda pair: pair[0]
     ):
         yield kind, [step for _, step in pairs]
+
+
+def _drafts(steps: Sequence[Step]) -> str:
+    """Return how many drafts were right, of those that the steps verified."""
+    verified = sum(step.record.draft_tokens for step in steps)
+    return f"{sum(step.record.accepted_tokens for step in steps)}/{verified}" if verified else "-"
 
 
 def _range(counts: Sequence[int]) -> str:
