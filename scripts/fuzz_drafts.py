@@ -1,9 +1,10 @@
 """Random schedules with drafts: every request must get the tokens it gets alone without them.
 
-`python -m scripts.fuzz_drafts --schedules 200 --seed 0 [--modes full piecewise eager]` runs each
-schedule with several draft lengths and drafters: the model's own, and scripts that are right,
+`python -m scripts.fuzz_drafts --schedules 200 --seed 0 [--modes full piecewise eager loop]` runs
+each schedule with several draft lengths and drafters: the model's own, and scripts that are right,
 wrong, or right at first. It fails at a difference that rounding does not explain (DESIGN 10.4), at
-a draft that was accepted or refused against the tokens, and at a program that is compiled.
+a draft that was accepted or refused against the tokens, and at a program that is compiled. In a
+decode loop on the device only the model's own drafts can be verified.
 """
 
 import argparse
@@ -21,10 +22,12 @@ import numpy as np
 from jaxtyping import Float
 
 from bucketing.cell import Cell
+from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import LLM, SamplingParams
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served
+from glm_jax.engine.outputs import NO_DRAFTS, GroupDrafts
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.results import read_results
 from glm_jax.engine.runner import Runner
@@ -90,9 +93,9 @@ class ScriptedDrafts:
         self._script = script
         engine._executor = self
 
-    def serve(self, cell: Cell, rows: int, *loop_steps: int) -> Served:
+    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         """Say how a step will run."""
-        return self._executor.serve(cell, rows, *loop_steps)
+        return self._executor.serve(cell, rows, loop_steps)
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
         """Logits of chosen rows of a step."""
@@ -102,14 +105,8 @@ class ScriptedDrafts:
         """Make a new zero cache and empty slots."""
         self._executor.reset()
 
-    def run(self, served: Served, inputs: StepInputs, *ends: None) -> StepOutputs:
-        """Run a step and replace its drafts, in the outputs and on the device.
-
-        Raises:
-            ValueError: the step is a loop, which makes and verifies drafts on the device.
-        """
-        if any(end is not None for end in ends):
-            raise ValueError("drafts cannot be scripted inside a loop; set decode_loop_steps=0.")
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        """Run a step and replace its drafts, in the outputs and on the device."""
         outputs = self._executor.run(served, inputs)
         plan = self._engine.scheduler._in_flight
         assert plan is not None, "a step runs that nobody planned"
@@ -124,6 +121,14 @@ class ScriptedDrafts:
         self._runner._slots = self._runner._slots._replace(drafts=on_device)
         return outputs._replace(drafts=drafts)
 
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
+        """Refuse: a loop makes and verifies drafts on the device.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("drafts cannot be scripted inside a loop; set decode_loop_steps=0.")
+
     def _scripted(
         self, plan: StepPlan, outputs: StepOutputs
     ) -> Iterable[tuple[int, int, np.ndarray]]:
@@ -137,6 +142,7 @@ class ScriptedDrafts:
             if not entry.new_drafts:
                 continue
             request = entry.request
+            assert request.slot is not None
             known = request.num_output_tokens + len(tokens)
             count = made.shape[-1]
             following = [*self._expected[request.request_id][known:], *range(count)][:count]
@@ -164,6 +170,7 @@ def scripts_for(vocab_size: int) -> dict[str, Script]:
 
 
 DRAFTERS = ("own", "right", "wrong", "half")
+OWN_CASES = tuple(Case(drafts, "own") for drafts in (0, 1, 3, 5, "auto"))
 CASES = (Case(0, "own"), *(Case(*case) for case in product((1, 3, 5, "auto"), DRAFTERS)))
 
 
@@ -259,6 +266,7 @@ class DraftFuzz:
         seen.update(str(reason) for reason in lived.reasons)
         for record in lived.records:
             seen["steps"] += 1
+            seen["steps in loops"] += record.loop_steps if record.loop_steps > 1 else 0
             seen[record.mode or record.kind] += 1
             seen[record.kind] += bool(record.mode)
             seen["drafts"] += record.draft_tokens
@@ -280,7 +288,7 @@ def check_drafts(lived: Lived, case: Case, same: set[str]) -> None:
     """
     finals = {f"r{place}": tokens for place, tokens in enumerate(lived.tokens)}
     emitted = dict.fromkeys(finals, 0)
-    counts = {name: [0, 0, 0] for name in finals}
+    counts = dict.fromkeys(finals, NO_DRAFTS)
     most = 5 if case.drafts == "auto" else int(case.drafts)
     for deltas, record in lived.steps:
         assert record.new_drafts <= most
@@ -288,29 +296,59 @@ def check_drafts(lived: Lived, case: Case, same: set[str]) -> None:
         assert (
             isinstance(case.drafts, str) or not record.request_ids or record.drafter == (most > 0)
         )
-        for name, drafts, accepted in record.drafts:
-            assert 0 < len(drafts) <= most
-            kept = finals[name][emitted[name] :]
-            right = next(
-                (
-                    n
-                    for n, (one, other) in enumerate(zip(drafts, kept, strict=False))
-                    if one != other
-                ),
-                min(len(drafts), len(kept)),
-            )
-            assert accepted == right, f"{name}: {drafts} before {kept}, but {accepted} accepted"
-            if name in same and case.drafter == "right":
-                assert accepted == min(len(drafts), len(kept))
-            if name in same and case.drafter == "wrong":
-                assert accepted == 0
-            counts[name][0] += 1
-            counts[name][1] += len(drafts)
-            counts[name][2] += accepted
         for delta in deltas:
-            emitted[delta.request_id] += len(delta.token_ids)
+            name, count = delta.request_id, len(delta.token_ids)
+            groups = [group for group in record.drafts if group.request_id == name]
+            kept = finals[name][emitted[name] :]
+            emitted[name] += count
+            if not groups:
+                continue
+            assert _tell(groups, kept, count, record.loop_steps), f"{groups} do not tell of {delta}"
+            for group in groups:
+                assert 0 < len(group.draft_token_ids) <= most
+                counts[name] = counts[name].with_group(group)
+            if name in same:
+                _check_script(groups[0], kept, case.drafter)
     assert emitted == {name: len(tokens) for name, tokens in finals.items()}
-    assert [tuple(count) for count in counts.values()] == [tuple(one) for one in lived.drafts]
+    assert list(counts.values()) == lived.drafts
+
+
+def _tell(groups: Sequence[GroupDrafts], kept: Sequence[int], count: int, steps: int) -> bool:
+    """Whether groups accept exactly the drafts that equal a request's next tokens.
+
+    Args:
+        groups: its drafts and how many were accepted; one a step, none where there was no room.
+        kept: the tokens of the request from there to its end.
+        count: how many of them the steps added.
+        steps: how many steps that were.
+    """
+    without = steps - len(groups)
+    place = 0
+    for group in groups:
+        while _right(group, kept[place:]) != group.accepted:
+            place, without = place + 1, without - 1
+            if without < 0:
+                return False
+        place = min(place + group.accepted + 1, len(kept))
+    return count == place + without
+
+
+def _right(group: GroupDrafts, kept: Sequence[int]) -> int:
+    """How many drafts equal the tokens that follow, until the first that does not."""
+    right = 0
+    for draft, token in zip(group.draft_token_ids, kept, strict=False):
+        if draft != token:
+            break
+        right += 1
+    return right
+
+
+def _check_script(group: GroupDrafts, kept: Sequence[int], drafter: str) -> None:
+    """Check the accepted count against what a script promises."""
+    if drafter == "right":
+        assert group.accepted == min(len(group.draft_token_ids), len(kept))
+    if drafter == "wrong":
+        assert group.accepted == 0
 
 
 def main() -> None:
@@ -324,7 +362,9 @@ def main() -> None:
     decisions(llm, [1], [2], SamplingParams())
     compiled: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if event == COMPILED else None
+        lambda event, duration_secs, **_: (
+            compiled.append(duration_secs) if event == COMPILED else None
+        )
     )
     fuzz = DraftFuzz(llm, arguments.seed)
     for mode in arguments.modes:
@@ -332,7 +372,7 @@ def main() -> None:
         compiled.clear()
         started = time.perf_counter()
         for number in range(arguments.schedules):
-            for case in CASES:
+            for case in OWN_CASES if mode == "loop" else CASES:
                 fuzz.run(target, number, case)
             if (number + 1) % 10 == 0 or mode == "eager":
                 print(f"{mode}: {number + 1} schedules", file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
 """The same random schedules in FULL, PIECEWISE and EAGER: every request must get the same tokens.
 
-`python -m scripts.fuzz_modes --schedules 100 --seed 0 [--modes piecewise eager]` runs each schedule
-as one program a step and in the other modes, on the small golden model. It fails at a difference
-that rounding does not explain (DESIGN 10.4). EAGER takes a second or two per step.
+`python -m scripts.fuzz_modes --schedules 100 --seed 0 [--modes piecewise eager loop]` runs each
+schedule as one program a step and in the other modes, on the small golden model. It fails at a
+difference that rounding does not explain (DESIGN 10.4). EAGER takes a second or two per step; loop
+is FULL with decode loops on the device.
 """
 
 import argparse
@@ -13,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glm_jax import LLM
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.runner import Runner
+from glm_jax.engine.warm_order import warm_order
 from glm_jax.model.config import GlmConfig
 from scripts.fuzz_schedules import (
     BLOCK_REQUESTS,
@@ -32,6 +34,7 @@ from scripts.fuzz_schedules import (
 
 # Buckets of pieces: a step of few rows, and any step.
 PIECE_BUCKETS = (16,)
+LOOP_STEPS = 8
 
 
 class ModeTarget(NamedTuple):
@@ -43,12 +46,21 @@ class ModeTarget(NamedTuple):
 
 
 def target_of(llm: LLM, mode: str) -> ModeTarget:
-    """The model of ``llm`` in another execution mode, with its pieces compiled if it needs any."""
-    config = dataclasses.replace(llm.config, execution_mode=mode, piecewise_buckets=PIECE_BUCKETS)
+    """The model of ``llm`` in another execution mode, with the programs that it needs compiled.
+
+    Args:
+        llm: the model.
+        mode: an execution mode, or "loop": FULL with decode loops on the device.
+    """
+    if mode == "loop":
+        options: dict[str, Any] = {"execution_mode": "full", "decode_loop_steps": LOOP_STEPS}
+    else:
+        options = {"execution_mode": mode}
+    config = dataclasses.replace(llm.config, piecewise_buckets=PIECE_BUCKETS, **options)
     lowering = Lowering(llm.model_config, config)
     runner = Runner(llm.runner.model, lowering, llm.runner.programs)
-    if mode == "piecewise":
-        runner.compile([*runner.pieces.first, *runner.pieces.rest])
+    if mode in ("piecewise", "loop"):
+        runner.compile(warm_order(llm.model_config, config).now)
     return ModeTarget(config, llm.model_config, runner)
 
 

@@ -191,8 +191,9 @@ class EngineConfig:
             )
         for name in ("max_step_ms", "tbt_target_ms"):
             most = getattr(self, name)
-            number = isinstance(most, Real) and not isinstance(most, bool)
-            if most is not None and not (number and most > 0):
+            if most is None:
+                continue
+            if not isinstance(most, Real) or isinstance(most, bool) or most <= 0:
                 raise ValueError(
                     f"{name} is {most!r}; allowed: None (off) or milliseconds above 0."
                 )

@@ -64,10 +64,12 @@ class Executor(Protocol):
         """
         ...
 
-    def run(
-        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
-    ) -> StepOutputs | LoopOutputs:
-        """Dispatch one step, or a decode loop with what ends it."""
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        """Dispatch one step."""
+        ...
+
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
+        """Dispatch a decode loop."""
         ...
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
@@ -266,11 +268,16 @@ class Engine:
             ends = loop_ends(scheduler.pages, scheduler.limits, plan) if served.loop else None
         with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
-            outputs = executor.run(served, inputs, ends)
+            if ends is None:
+                outputs = executor.run(served, inputs)
+            else:
+                outputs = executor.run_loop(served, inputs, ends)
         with clock.phase("device"):
             self._fault_hook("device", plan)
             wanted = {name: self._entries[name].logits for name in plan.request_ids}
-            if any(one is not None for one in wanted.values()):
+            asked = any(one is not None for one in wanted.values())
+            # A loop has no prompt rows.
+            if asked and isinstance(outputs, StepOutputs):
                 logits_of = partial(executor.logits, outputs)
                 collect_logits(plan, served.layout, logits_of, wanted)
         with clock.phase("fetch"):

@@ -127,25 +127,19 @@ class Runner:
             reason = "outside the grid"
         return Served(Mode.PIECEWISE, self.lowering.engine.widest, reason, bucket)
 
-    def run(
-        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
-    ) -> StepOutputs | LoopOutputs:
-        """Dispatch one step, or a decode loop; the outputs stay on the device until fetched.
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        """Dispatch one step; the outputs stay on the device until fetched.
 
         Args:
             served: from ``serve``.
             inputs: packed for its layout.
-            ends: what ends the loop; None for one step.
 
         Raises:
             NoProgramError: the programs are not compiled; nothing is lost.
         """
         assert self._cache is not None
         state = self._cache, self._slots, inputs
-        if ends is not None:
-            result = self.programs[self._loop_key(served.layout)](self._params, *state, ends)
-            self.dispatches = 1
-        elif served.mode is Mode.FULL:
+        if served.mode is Mode.FULL:
             result = self.programs[served.layout](self._params, *state)
             self.dispatches = 1
         elif served.mode is Mode.PIECEWISE:
@@ -158,6 +152,23 @@ class Runner:
             with jax.disable_jit():
                 result = self.lowering.step(self._params, *jax.device_put(state))
             self.dispatches = 0
+        self._cache, self._slots, outputs = result
+        return outputs
+
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
+        """Dispatch a decode loop; the outputs stay on the device until fetched.
+
+        Args:
+            served: from ``serve``, as a loop.
+            inputs: packed for the loop's first step.
+            ends: what ends the loop.
+
+        Raises:
+            NoProgramError: the loop is not compiled; nothing is lost.
+        """
+        program = self.programs[self._loop_key(served.layout)]
+        result = program(self._params, self._cache, self._slots, inputs, ends)
+        self.dispatches = 1
         self._cache, self._slots, outputs = result
         return outputs
 

@@ -48,11 +48,10 @@ class FakeExecutor:
     def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return full(cell)._replace(loop=loop_steps > 1)
 
-    def run(
-        self, served: Served, inputs: StepInputs, ends: LoopInputs | None = None
-    ) -> StepOutputs | LoopOutputs:
-        if ends is None:
-            return self.device.run(served.layout, inputs)
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
+        return self.device.run(served.layout, inputs)
+
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
         return run_loop(self.device, served.layout, inputs, ends)
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:

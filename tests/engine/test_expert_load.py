@@ -13,7 +13,7 @@ def _story(target, monkeypatch) -> tuple[list, list[np.ndarray]]:
     counts: list[np.ndarray] = []
     run = target.runner.run
 
-    def watched(served, inputs, ends=None):
+    def watched(served, inputs):
         outputs = run(served, inputs)
         counts.append(np.asarray(outputs.expert_rows)[0])
         return outputs

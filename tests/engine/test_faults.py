@@ -237,7 +237,7 @@ def test_a_device_that_computes_garbage_is_a_fault_of_the_commit():
     run = story.executor.run
     calls = []
 
-    def garbage_once(served, inputs, ends=None):
+    def garbage_once(served, inputs):
         outputs = run(served, inputs)
         calls.append(served)
         if len(calls) != 4:

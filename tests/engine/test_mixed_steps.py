@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bucketing.grid import Cell, Grid
+from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
 from glm_jax.engine.draft_policy import FixedDrafts
@@ -65,7 +66,10 @@ class Recorder:
     def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return self.runner.serve(cell, rows)
 
-    def run(self, served: Served, inputs: StepInputs, ends: None = None) -> StepOutputs:
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
+        raise NotImplementedError
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         self.outputs = self.runner.run(served, inputs)
         return self.outputs
 

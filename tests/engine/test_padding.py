@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bucketing.grid import Cell
+from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import SamplingParams
 from glm_jax.engine.draft_policy import FixedDrafts
@@ -66,7 +67,10 @@ class Contaminator:
     def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return full(cell)
 
-    def run(self, served: Served, inputs: StepInputs, ends: None = None) -> StepOutputs:
+    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
+        raise NotImplementedError
+
+    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         runner, cell = self.runner, served.layout
         cache = Cache(*map(np.array, runner._cache))
         slots = Slots(*map(np.array, runner._slots))

@@ -15,12 +15,13 @@ from bucketing.cell import Cell
 from bucketing.grid import Grid
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.request import RowClass
-from scripts.fuzz_drafts import CASES, DRAFTERS, Case, DraftFuzz
+from scripts.fuzz_drafts import CASES, DRAFTERS, OWN_CASES, Case, DraftFuzz
 from scripts.fuzz_modes import target_of
 from scripts.fuzz_schedules import LimitedAxis, tokens_alone
 
 SEEDS = 12 * len(CASES)
 PIECEWISE_SEEDS = 2 * len(CASES)
+LOOP_SEEDS = 10 * len(OWN_CASES)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,17 @@ def test_random_schedules_with_drafts_give_the_same_tokens_piece_by_piece(tiny_l
     assert seen["PIECEWISE"] >= 10 * PIECEWISE_SEEDS
     assert seen["FULL"] == 0
     assert seen["accepted half"] >= PIECEWISE_SEEDS / 2
+
+
+@pytest.mark.slow
+def test_random_schedules_with_drafts_give_the_same_tokens_in_loops_on_the_device(tiny_llm, fuzz):
+    target = target_of(tiny_llm, "loop")
+    before = fuzz.seen.copy()
+    for seed in range(LOOP_SEEDS):
+        fuzz.run(target, seed, OWN_CASES[seed % len(OWN_CASES)])
+    seen = fuzz.seen - before
+    assert seen["steps in loops"] >= 3 * LOOP_SEEDS
+    assert seen["drafts own"] >= LOOP_SEEDS
 
 
 @pytest.mark.slow
@@ -263,7 +275,9 @@ def test_a_preempted_requests_drafts_are_forgotten(tiny_llm, drafter):
         company.step()
         for name, count in preempted.items():
             request = scheduler.get(name)
-            lost += request is not None and request.preemptions > count and bool(drafts[name])
+            if request is not None and request.preemptions > count:
+                lost += bool(drafts[name])
+                assert not request.draft_token_ids
     assert lost
     company.finish()
 
