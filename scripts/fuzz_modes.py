@@ -12,10 +12,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+from bucketing.loop_inputs import LoopKey
 from glm_jax import LLM
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.lowering import Lowering
@@ -45,12 +46,13 @@ class ModeTarget(NamedTuple):
     runner: Runner
 
 
-def target_of(llm: LLM, mode: str) -> ModeTarget:
+def target_of(llm: LLM, mode: str, *, widths: Sequence[int] = ()) -> ModeTarget:
     """The model of ``llm`` in another execution mode, with the programs that it needs compiled.
 
     Args:
         llm: the model.
         mode: an execution mode, or "loop": FULL with decode loops on the device.
+        widths: decode widths that loop; by default all.
     """
     if mode == "loop":
         options: dict[str, Any] = {"execution_mode": "full", "decode_loop_steps": LOOP_STEPS}
@@ -60,7 +62,11 @@ def target_of(llm: LLM, mode: str) -> ModeTarget:
     lowering = Lowering(llm.model_config, config)
     runner = Runner(llm.runner.model, lowering, llm.runner.programs)
     if mode in ("piecewise", "loop"):
-        runner.compile(warm_order(llm.model_config, config).now)
+        runner.compile(
+            key
+            for key in warm_order(llm.model_config, config).now
+            if not widths or not isinstance(key, LoopKey) or key.width in widths
+        )
     return ModeTarget(config, llm.model_config, runner)
 
 
@@ -86,11 +92,12 @@ def fuzz_modes(
             lived = run_schedule(target, block, schedule)
             seen.update(record.mode for record in lived.records)
             asked = [block[arrival.number] for arrival in schedule.arrivals]
-            pairs = zip(asked, whole.tokens, lived.tokens, lived.reasons, strict=True)
-            for one, expected, got, reason in pairs:
-                aborted = reason == "abort"
+            ends = zip(whole.reasons, lived.reasons, strict=True)
+            pairs = zip(asked, whole.tokens, lived.tokens, ends, strict=True)
+            for one, expected, got, reasons in pairs:
+                aborted = "abort" in reasons
                 if aborted:
-                    # Rounding may change a draft, and so how far each got until then.
+                    # A loop is further by then; so is a step whose draft rounding changed.
                     got, expected = sorted((got, expected), key=len)
                 seen["close decisions"] += differs(llm, one, got, expected, aborted=aborted)
     return seen
