@@ -4,7 +4,7 @@ from bucketing.cell import Cell
 from bucketing.grid import Grid
 
 
-def hot_cells(grid: Grid) -> tuple[Cell, ...]:
+def hot_cells(grid: Grid, width: int = 1) -> tuple[Cell, ...]:
     """The cells that most steps of any traffic use, the most useful first.
 
     - The smallest prefill and the smallest decode cell: a single user's short prompt and every
@@ -15,15 +15,20 @@ def hot_cells(grid: Grid) -> tuple[Cell, ...]:
     - The largest prefill cell: chunks of a long prompt that runs alone.
 
     What the grid does not have is left out; a cell that plays two parts counts once.
+
+    Args:
+        grid: the cells.
+        width: rows of most decode groups: one, and their drafts.
     """
     cells = grid.cells()
+    # The narrowest that hold such groups; where none does, groups are cut to what there is.
     decode = [cell for cell in cells if cell.prefill == 0]
+    decode = [cell for cell in decode if cell.width >= width] or decode
     prefill = [cell for cell in cells if cell.groups == 0]
     mixed = [cell for cell in cells if cell.prefill and cell.groups]
     hot = [
         *prefill[:1],
         *decode[:1],
-        # Of the most groups the narrowest: all groups have one row while nothing is drafted.
         *_first_of_most_groups(decode),
         *mixed[-1:],
         *prefill[-1:],

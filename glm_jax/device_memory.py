@@ -104,5 +104,5 @@ def memory_need(lowering: Lowering, temporaries: Mapping[ProgramKey, int]) -> Me
 
 def _hungry_cells(engine: EngineConfig) -> tuple[Cell, ...]:
     """The largest cells of each kind: temporaries grow with the rows of either segment."""
-    hot = hot_cells(engine.grid())
+    hot = hot_cells(engine.grid(), 1 + engine.num_drafts)
     return tuple(sorted(hot, key=lambda cell: cell.rows)[-2:])

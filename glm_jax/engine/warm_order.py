@@ -39,7 +39,7 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
         return WarmOrder(tuple(dict.fromkeys(map(logits_key, cells))), ())
     if mode == "piecewise":
         return WarmOrder(_first_pieces(engine, pieces), pieces.rest)
-    hot = hot_cells(engine.grid())
+    hot = hot_cells(engine.grid(), 1 + engine.num_drafts)
     waited = {"none": (), "hot": hot, "all": cells}[engine.grid_warm]
     if mode == "full":
         # Nothing else could serve the steps of a cell that is still missing.
