@@ -93,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=8, help="decoding requests")
     parser.add_argument("--steps", type=int, default=400, help="measured steps")
+    parser.add_argument("--drafts", type=int, default=0, help="of every group; none is accepted")
     parser.add_argument("--model", default=None, help="checkpoint folder; default: embedded")
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     arguments = parser.parse_args()
@@ -104,11 +105,14 @@ def main() -> None:
             max_num_seqs=arguments.groups,
             group_buckets=(arguments.groups,),
             max_num_batched_tokens=64,
+            num_speculative_tokens=arguments.drafts,
+            decode_widths=(arguments.drafts + 1,),
             grid_warm="all",
         )
     records = measure(llm, arguments.groups, arguments.steps)
     result = {
         "groups": arguments.groups,
+        "drafts": arguments.drafts,
         "steps": len(records),
         "leaves": llm.runner.num_leaves,
         "device": jax.devices()[0].device_kind,

@@ -113,7 +113,7 @@ def show(report: dict[str, Any]) -> None:
             *(f"{host[name]:.0f}" for name in ("single", "loop")),
             f"{result['equal']:.0%}",
         )
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 def main() -> None:

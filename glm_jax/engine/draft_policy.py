@@ -17,9 +17,15 @@ from glm_jax.engine.draft_times import DraftTimes
 
 @runtime_checkable
 class DraftPolicy(Protocol):
-    """Decides draft lengths; learns from what was accepted and from step times."""
+    """Decides draft lengths; learns from what was accepted and from step times.
+
+    Attributes:
+        acceptance: What was accepted.
+        most_drafts: The most drafts of a request; with 0 it is never asked.
+    """
 
     acceptance: Acceptance
+    most_drafts: int
 
     def admit(self, request: Speculator, groups: int) -> None:
         """Set `speculates` of a request none of whose rows is computed.
@@ -67,12 +73,13 @@ class FixedDrafts:
 
     Attributes:
         drafts: That number; 0 never runs the drafter.
+        most_drafts: The same, as it was at first.
         acceptance: What was accepted.
     """
 
     def __init__(self, drafts: int) -> None:
         """Take the number of drafts."""
-        self.drafts = drafts
+        self.drafts = self.most_drafts = drafts
         self.acceptance = Acceptance()
 
     def admit(self, request: Speculator, groups: int) -> None:
@@ -117,6 +124,7 @@ class AutoDrafts:
 
     Attributes:
         acceptance: What was accepted, over all requests.
+        most_drafts: The most drafts of a request.
     """
 
     def __init__(
@@ -133,6 +141,7 @@ class AutoDrafts:
                 trying tells.
         """
         self.acceptance = Acceptance()
+        self.most_drafts = drafts
         self._grid = grid
         self._times = DraftTimes(drafts, grid, step_time, drafter_share)
         self._loads: dict[int, DraftLoad] = {}

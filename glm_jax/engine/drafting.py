@@ -40,6 +40,9 @@ class NextDrafts(NamedTuple):
     ahead: Mapping[str, int] = {}
 
 
+NO_DRAFTS = NextDrafts()
+
+
 class Drafting:
     """Decides a step's drafts.
 
@@ -68,6 +71,8 @@ class Drafting:
             pieces: Its prefill rows.
             running: All running requests.
         """
+        if not self.policy.most_drafts:
+            return NO_DRAFTS
         drawing = [
             _Drawing(request, 1 + len(request.draft_token_ids)) for request in decodes.requests
         ]
@@ -76,7 +81,7 @@ class Drafting:
         chosen = self.policy.new_drafts([one.request for one in drawing], rooms)
         members = [*decodes.requests, *(piece.request for piece in pieces)]
         if not self.policy.drafter(members):
-            return NextDrafts()
+            return NO_DRAFTS
         lengths = {
             one.request.request_id: count
             for one, count in zip(drawing, chosen, strict=True)

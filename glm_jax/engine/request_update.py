@@ -73,6 +73,8 @@ def follow(result: Result) -> None:
     """Take over what the device holds of a request after a step: its rows and its drafts."""
     request = result.entry.request
     request.computed += result.advance
-    # The very last token is never computed, so nothing is verified for its sake.
-    room = request.most_rows - request.computed - 1
-    request.draft_token_ids = result.drafts[: max(0, room)]
+    drafts = result.drafts
+    if drafts:
+        # The very last token is never computed, so nothing is verified for its sake.
+        drafts = drafts[: max(0, request.most_rows - request.computed - 1)]
+    request.draft_token_ids = drafts
