@@ -79,7 +79,7 @@ def steps_table(run: Run) -> Table:
 
 def gaps_table(run: Run) -> Table:
     """Return what each decoding request saw: a line per request, a bar for its longest wait."""
-    table = _table("request", "tokens", "median gap ms", "worst gap ms", "")
+    table = _table("request", "gaps", "median gap ms", "worst gap ms", "")
     table.columns[-1].justify = "left"
     gaps = {name: run.gaps(name) for name in run.requests}
     # A request that got nothing yet has been waiting since the arrival.
@@ -91,7 +91,7 @@ def gaps_table(run: Run) -> Table:
         table.add_row(name, str(len(waits)), median, f"{worst[name] * 1e3:.1f}", bar)
     if run.first_token is not None:
         ttft = f"first token after {run.first_token * 1e3:.0f} ms"
-        table.add_row("new", str(len(run.tokens["new"])), "", "", ttft)
+        table.add_row("new", "", "", "", ttft)
     return table
 
 
