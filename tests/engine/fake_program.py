@@ -78,7 +78,7 @@ def tokens_alone(
 def guess(history: Sequence[int], settings: Settings) -> int:
     """Return a draft of the token after `history`: three of four are right."""
     token = draw(history, settings)
-    return token if hash((tuple(history), "guess")) % 4 else (token + 1) % VOCABULARY
+    return token if hash((tuple(history), 4711)) % 4 else (token + 1) % VOCABULARY
 
 
 class Rows(NamedTuple):

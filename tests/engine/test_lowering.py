@@ -188,8 +188,8 @@ def test_warm_hot_waits_for_pieces_and_hot_cells_and_has_the_rest_later(tiny_llm
     found, grid = order(tiny_llm, grid_warm="hot")
     assert cells(found.now) == [
         Cell(16, 0, 1),
-        Cell(0, 1, 1),
-        Cell(0, 4, 1),
+        Cell(0, 1, 6),
+        Cell(0, 4, 6),
         Cell(64, 4, 6),
         Cell(64, 0, 1),
     ]
@@ -202,7 +202,7 @@ def test_warm_none_waits_for_pieces_only_and_gets_hot_cells_first(tiny_llm):
     found, grid = order(tiny_llm, grid_warm="none")
     assert cells(found.now) == []
     assert "embed" in kinds(found.now)
-    assert cells(found.later)[:2] == [Cell(16, 0, 1), Cell(0, 1, 1)]
+    assert cells(found.later)[:2] == [Cell(16, 0, 1), Cell(0, 1, 6)]
     assert set(cells(found.later)) == grid
 
 
