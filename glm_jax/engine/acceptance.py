@@ -165,8 +165,8 @@ class Acceptance(Tally):
         self._hits = tuple(sum(rates[:tested], 0.0) for tested in range(_ROW))
 
 
-class RequestAcceptance(Tally):
-    """A request's acceptance: all counts, and one figure that compares it with the engine's.
+class RequestAcceptance:
+    """A request's acceptance: one figure that compares it with the engine's.
 
     Its rate at every position is taken to be the engine's times `skill`; a new request has 1.
     """
@@ -175,12 +175,10 @@ class RequestAcceptance(Tally):
 
     def __init__(self) -> None:
         """Start as the engine's average."""
-        super().__init__()
         self._hits = self._expected = REQUEST_PRIOR
 
     def compare(self, drafts: int, accepted: int, engine: Acceptance) -> None:
-        """Count one verified group, and compare it with what the engine's rates expect."""
-        self.observe(drafts, accepted)
+        """Compare one verified group with what the engine's rates expect."""
         tested = accepted + (accepted < drafts)
         fresh = (1.0 - REQUEST_MEMORY) * REQUEST_PRIOR
         self._hits = self._hits * REQUEST_MEMORY + fresh + accepted

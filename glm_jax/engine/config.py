@@ -209,6 +209,11 @@ class EngineConfig:
         if self.decode_widths is None:
             widths = AUTO_WIDTHS if drafts == "auto" else tuple(sorted({1, int(drafts) + 1}))
             object.__setattr__(self, "decode_widths", widths)
+        elif drafts == "auto" and max(self.decode_widths, default=2) == 1:
+            raise ValueError(
+                f"num_speculative_tokens 'auto' needs a group of 2 rows or more, but decode_widths "
+                f"are {tuple(self.decode_widths)}. Add a width, or leave decode_widths out."
+            )
         elif drafts != "auto" and 0 < max(self.decode_widths, default=0) <= int(drafts):
             raise ValueError(
                 f"num_speculative_tokens {drafts} needs a group of {int(drafts) + 1} rows, but "

@@ -44,7 +44,7 @@ class Speculator(Protocol):
         computed: Tokens whose rows are in the cache.
         speculates: Whether drafts are made for it. Once False it stays so until all its rows are
             computed anew: rows that the drafter did not see are holes in the drafter's cache.
-        acceptance: What the target accepted of its drafts.
+        acceptance: How its drafts fare beside the engine's; only "auto" keeps it up.
     """
 
     computed: int

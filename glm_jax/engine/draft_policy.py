@@ -72,33 +72,31 @@ class FixedDrafts:
     """Every request makes the same number of drafts, always.
 
     Attributes:
-        drafts: That number; 0 never runs the drafter.
-        most_drafts: The same, as it was at first.
+        most_drafts: That number; 0 never runs the drafter.
         acceptance: What was accepted.
     """
 
     def __init__(self, drafts: int) -> None:
         """Take the number of drafts."""
-        self.drafts = self.most_drafts = drafts
+        self.most_drafts = drafts
         self.acceptance = Acceptance()
 
     def admit(self, request: Speculator, groups: int) -> None:
         """Let it speculate, if anyone does."""
-        request.speculates = self.drafts > 0
+        request.speculates = self.most_drafts > 0
 
     def new_drafts(self, requests: Sequence[Speculator], rooms: Sequence[int]) -> list[int]:
         """Return the fixed number, or fewer where the end is near."""
-        drafts = self.drafts
+        drafts = self.most_drafts
         return [min(drafts, room) for room in rooms]
 
     def drafter(self, requests: Iterable[Speculator]) -> bool:
         """Return whether there are drafts at all."""
-        return self.drafts > 0
+        return self.most_drafts > 0
 
     def observe(self, request: Speculator, drafts: int, accepted: int) -> None:
         """Count one verified group."""
         self.acceptance.observe(drafts, accepted)
-        request.acceptance.observe(drafts, accepted)
 
     def observe_step(
         self, cell: Cell, drafter: bool, new_drafts: int, pairs: int, seconds: float

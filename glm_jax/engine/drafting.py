@@ -77,14 +77,13 @@ class Drafting:
             _Drawing(request, 1 + len(request.draft_token_ids)) for request in decodes.requests
         ]
         drawing += [_Drawing(piece.request, piece.rows) for piece in pieces if piece.final]
-        rooms = [_room(request, rows) for request, rows in drawing]
-        chosen = self.policy.new_drafts([one.request for one in drawing], rooms)
-        members = [*decodes.requests, *(piece.request for piece in pieces)]
-        if not self.policy.drafter(members):
+        requests = [request for request, _ in drawing]
+        chosen = self.policy.new_drafts(requests, [_room(*one) for one in drawing])
+        if not self.policy.drafter([*requests, *(piece.request for piece in pieces)]):
             return NO_DRAFTS
         lengths = {
-            one.request.request_id: count
-            for one, count in zip(drawing, chosen, strict=True)
+            request.request_id: count
+            for request, count in zip(requests, chosen, strict=True)
             if count
         }
         if not self.writes_ahead or not lengths:

@@ -23,8 +23,8 @@ from glm_jax.engine.fetched import fetch
 from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
-    NO_DRAFTS,
     CompletionOutput,
+    DraftCounts,
     GroupDrafts,
     RequestOutput,
     StepNotes,
@@ -84,14 +84,14 @@ class Executor(Protocol):
 class _Entry:
     """What the engine keeps of a request besides the scheduler's state."""
 
-    __slots__ = ("drafts", "logits", "prompt", "request", "stream")
+    __slots__ = ("counts", "logits", "prompt", "request", "stream")
 
     def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
         self.request = request
         self.prompt = prompt
         self.stream = stream
         self.logits: np.ndarray | None = None
-        self.drafts = NO_DRAFTS
+        self.counts = [0, 0, 0]  # the fields of DraftCounts
 
 
 class Engine:
@@ -287,7 +287,9 @@ class Engine:
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
             updates = fetched.commit(scheduler, plan)
-            deltas = {one.request_id: self._delta(one) for one in joined(updates)}
+            # Only a loop has several updates of a request.
+            single = updates if fetched.steps == 1 else joined(updates)
+            deltas = {one.request_id: self._delta(one) for one in single}
             self._note_drafts(updates, deltas)
             return list(deltas.values())
 
@@ -301,8 +303,10 @@ class Engine:
                 continue
             accepted = min(update.accepted, len(deltas[update.request_id].token_ids))
             verified = GroupDrafts(update.request_id, tuple(update.draft_token_ids), accepted)
-            entry = self._entries[update.request_id]
-            entry.drafts = entry.drafts.with_group(verified)
+            counts = self._entries[update.request_id].counts
+            counts[0] += 1
+            counts[1] += len(verified.draft_token_ids)
+            counts[2] += accepted
             noted.append(verified)
         self._notes.drafts = tuple(noted)
 
@@ -394,5 +398,5 @@ class Engine:
             request.prompt_token_ids,
             [completion],
             request.finished,
-            entry.drafts,
+            DraftCounts(*entry.counts),
         )

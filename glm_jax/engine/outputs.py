@@ -45,14 +45,6 @@ class DraftCounts(NamedTuple):
         """Tokens per verifying step: accepted drafts and the one after them; 1 without steps."""
         return 1.0 + self.accepted_tokens / max(self.verified_groups, 1)
 
-    def with_group(self, group: "GroupDrafts") -> "DraftCounts":
-        """The counts after one more verifying step."""
-        return DraftCounts(
-            self.verified_groups + 1,
-            self.draft_tokens + len(group.draft_token_ids),
-            self.accepted_tokens + group.accepted,
-        )
-
 
 NO_DRAFTS = DraftCounts(0, 0, 0)
 

@@ -1,6 +1,7 @@
 """Reads the fetched outputs of a step back into tokens per request; nothing is changed here."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ class Result(NamedTuple):
     entry: PlanEntry
     advance: int
     tokens: list[int]
-    drafts: list[int]
+    drafts: Sequence[int]
 
 
 def read_results(
@@ -54,15 +55,16 @@ def read_results(
             f"{group_accepted.shape} do not belong to a step of cell {tuple(cell)} with "
             f"{len(plan.chunk_entries)} chunks."
         )
-    drafted = _drafts_of(plan, drafts, len(chunk_draws))
+    chunk_drafts, group_drafts = _drafts_of(plan, drafts, len(chunk_draws))
     results = []
-    for entry, token in zip(plan.chunk_entries, chunk_draws, strict=False):
+    for entry, token, made in zip(plan.chunk_entries, chunk_draws, chunk_drafts, strict=False):
         tokens = [token] if entry.sampled else []
-        results.append(Result(entry, entry.known, tokens, next(drafted)))
-    for entry, draws, count in zip(plan.group_entries, group_draws, accepted, strict=False):
+        results.append(Result(entry, entry.known, tokens, made[: entry.new_drafts]))
+    group_lines = zip(plan.group_entries, group_draws, accepted, group_drafts, strict=False)
+    for entry, draws, count, made in group_lines:
         if entry.row_class is RowClass.PREFILL:
             tokens = [draws[entry.known - 1]] if entry.sampled else []
-            results.append(Result(entry, entry.known, tokens, next(drafted)))
+            results.append(Result(entry, entry.known, tokens, made[: entry.new_drafts]))
             continue
         if not 0 <= count <= entry.drafts:
             raise RuntimeError(
@@ -71,7 +73,7 @@ def read_results(
             )
         first = entry.known - 1
         tokens = draws[first : first + count + 1]
-        results.append(Result(entry, entry.known + count, tokens, next(drafted)))
+        results.append(Result(entry, entry.known + count, tokens, made[: entry.new_drafts]))
     for entry, _, tokens, _ in results:
         if tokens and min(tokens) < 0:
             raise RuntimeError(
@@ -83,24 +85,19 @@ def read_results(
 
 def _drafts_of(
     plan: StepPlan, drafts: Integer[np.ndarray, "ranks R k"] | None, chunks: int
-) -> Iterator[list[int]]:
-    """Yield the drafts made for each request of the plan, in plan order.
+) -> tuple[Iterable[Sequence[int]], Iterable[Sequence[int]]]:
+    """Return the lines of drafts behind chunks and behind groups, as far as the plan has any.
 
     Raises:
         RuntimeError: Drafts were asked for that are not there.
     """
-    if not plan.drafter or drafts is None:
-        for entry in plan.entries:
-            if entry.new_drafts:
-                raise RuntimeError(
-                    f"{entry.new_drafts} drafts were planned for request {entry.request_id!r}, "
-                    "but the step returned none. Pass its drafts to commit."
-                )
-            yield []
-        return
-    made = drafts[0].tolist()
-    groups = made[chunks:]
-    for entry, line in zip(plan.chunk_entries, made, strict=False):
-        yield line[: entry.new_drafts]
-    for entry, line in zip(plan.group_entries, groups, strict=False):
-        yield line[: entry.new_drafts]
+    if plan.drafter and drafts is not None:
+        made = drafts[0].tolist()
+        return made, made[chunks:]
+    for entry in plan.entries if plan.drafter else ():
+        if entry.new_drafts:
+            raise RuntimeError(
+                f"{entry.new_drafts} drafts were planned for request {entry.request_id!r}, "
+                "but the step returned none. Pass its drafts to commit."
+            )
+    return itertools.repeat(()), itertools.repeat(())

@@ -206,6 +206,7 @@ def test_the_record_of_a_step_tells_of_its_loop():
         ({"num_speculative_tokens": 6}, "num_speculative_tokens is 6; allowed: 0 to 5, or 'auto'"),
         ({"num_speculative_tokens": "on"}, "num_speculative_tokens is 'on'"),
         ({"num_speculative_tokens": 3, "decode_widths": (1, 3)}, "needs a group of 4 rows"),
+        ({"num_speculative_tokens": "auto", "decode_widths": (1,)}, "needs a group of 2 rows"),
     ],
 )
 def test_bad_options_are_errors(options, message):

@@ -50,7 +50,7 @@ def test_without_drafts_the_next_group_is_one_row():
     scheduler = scheduler_with(max_tokens=40)
     step(scheduler)
     scheduler.running[0].speculates = False
-    scheduler.drafting.policy.drafts = 0
+    scheduler.drafting.policy.most_drafts = 0
     step(scheduler, accepted=1)
     plan, _ = step(scheduler)
     assert plan.cell == (0, 1, 1)
