@@ -20,11 +20,10 @@ from bucketing.step_time import StepTime, StepTimeModel
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
 from glm_jax.engine.fetched import fetch
+from glm_jax.engine.live_request import LiveRequest
 from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
-    CompletionOutput,
-    DraftCounts,
     GroupDrafts,
     RequestOutput,
     StepNotes,
@@ -81,19 +80,6 @@ class Executor(Protocol):
         ...
 
 
-class _Entry:
-    """What the engine keeps of a request besides the scheduler's state."""
-
-    __slots__ = ("counts", "logits", "prompt", "request", "stream")
-
-    def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.stream = stream
-        self.logits: np.ndarray | None = None
-        self.counts = [0, 0, 0]  # the fields of DraftCounts
-
-
 class Engine:
     """Continuous batching over one executor.
 
@@ -144,7 +130,7 @@ class Engine:
         self._eos_token_ids = tuple(eos_token_ids)
         self._tokenizer = tokenizer
         self._fault_hook = fault_hook
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, LiveRequest] = {}
         self._late: list[StreamDelta] = []
         self._faults_without_progress = 0
         self._notes = StepNotes()
@@ -185,7 +171,7 @@ class Engine:
                 "(skip_tokenizer_init). Use stop_token_ids."
             )
         request = Request(request_id, token_ids, params, eos_token_ids=self._eos_token_ids)
-        entry = _Entry(request, text, stream)
+        entry = LiveRequest(request, text, stream)
         if keep_logits:
             entry.logits = np.zeros((len(token_ids), self._vocab_size), np.float32)
         self.scheduler.add(request)
@@ -216,7 +202,7 @@ class Engine:
         entry = self._entries[request_id]
         if entry.request.finished:
             self.forget(request_id)
-        return self._output(entry), entry.logits
+        return entry.output(), entry.logits
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a finished request; harmless if there is nothing."""
@@ -303,10 +289,7 @@ class Engine:
                 continue
             accepted = min(update.accepted, len(deltas[update.request_id].token_ids))
             verified = GroupDrafts(update.request_id, tuple(update.draft_token_ids), accepted)
-            counts = self._entries[update.request_id].counts
-            counts[0] += 1
-            counts[1] += len(verified.draft_token_ids)
-            counts[2] += accepted
+            self._entries[update.request_id].count_drafts(verified)
             noted.append(verified)
         self._notes.drafts = tuple(noted)
 
@@ -382,21 +365,3 @@ class Engine:
         elif request.finished:
             text += stream.finish()
         return text, kept
-
-    def _output(self, entry: _Entry) -> RequestOutput:
-        request = entry.request
-        completion = CompletionOutput(
-            text=entry.stream.text if entry.stream is not None else "",
-            token_ids=request.output_token_ids,
-            finish_reason=request.finish_reason.value if request.finish_reason else None,
-            stop_reason=request.stop_value,
-            error=request.error,
-        )
-        return RequestOutput(
-            request.request_id,
-            entry.prompt,
-            request.prompt_token_ids,
-            [completion],
-            request.finished,
-            DraftCounts(*entry.counts),
-        )

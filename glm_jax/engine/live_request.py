@@ -1,0 +1,53 @@
+"""What the engine keeps of a request besides the scheduler's state, until it is handed out."""
+
+import numpy as np
+
+from glm_jax.engine.outputs import CompletionOutput, DraftCounts, GroupDrafts, RequestOutput
+from glm_jax.engine.request import Request
+from glm_jax.engine.text_stream import TextStream
+
+
+class LiveRequest:
+    """A request with its text, its wanted logits, and what became of its drafts.
+
+    Attributes:
+        request: The scheduler's.
+        prompt: Its text; None if it came as token ids.
+        stream: Makes its text; None where nobody wants one.
+        logits: Of its prompt's rows, `[T, V]`; None where nobody wants them.
+    """
+
+    __slots__ = ("_counts", "logits", "prompt", "request", "stream")
+
+    def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
+        """Keep a request that was just made."""
+        self.request = request
+        self.prompt = prompt
+        self.stream = stream
+        self.logits: np.ndarray | None = None
+        self._counts = [0, 0, 0]  # the fields of DraftCounts
+
+    def count_drafts(self, group: GroupDrafts) -> None:
+        """Count one verified group."""
+        self._counts[0] += 1
+        self._counts[1] += len(group.draft_token_ids)
+        self._counts[2] += group.accepted
+
+    def output(self) -> RequestOutput:
+        """All of it, as far as it has come."""
+        request = self.request
+        completion = CompletionOutput(
+            text=self.stream.text if self.stream is not None else "",
+            token_ids=request.output_token_ids,
+            finish_reason=request.finish_reason.value if request.finish_reason else None,
+            stop_reason=request.stop_value,
+            error=request.error,
+        )
+        return RequestOutput(
+            request.request_id,
+            self.prompt,
+            request.prompt_token_ids,
+            [completion],
+            request.finished,
+            DraftCounts(*self._counts),
+        )
