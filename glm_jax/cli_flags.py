@@ -28,6 +28,8 @@ _ENGINE_FLAGS = (
     "execution_mode",
     "max_step_ms",
     "num_speculative_tokens",
+    "decode_loop_steps",
+    "tbt_target_ms",
 )
 
 
@@ -40,6 +42,7 @@ _FLAG_TYPES = {
     "num_pages": int,
     "latent_norm_eps": float,
     "max_step_ms": float,
+    "tbt_target_ms": float,
     "num_speculative_tokens": _drafts,
 }
 

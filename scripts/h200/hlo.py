@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>\S+) \(.*\{$")
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%?(?P<name>\S+) = "
-    # XLA numbers the parts of a wide tuple: /*index=5*/.
-    r"(?P<shape>\((?:[^=]|/\*index=\d+\*/)*?\)|\S+) (?P<opcode>[\w-]+)\((?P<rest>.*)$"
-)
-_ASSIGNMENT = re.compile(r"^\s+(?:ROOT )?%\S+ = ")
+from scripts.hlo_lines import Line, hlo_lines
+
 _ARRAY = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<dimensions>[\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 _BRANCHES = re.compile(
@@ -20,7 +15,6 @@ _BRANCHES = re.compile(
     r"|branch_computations=\{(?P<all>[^}]*)\})"
 )
 _INDEX = re.compile(r"index=(\d+)")
-_NAME = re.compile(r"%([\w.-]+)")
 _BITS = re.compile(r"^[a-z]+(\d+)")
 
 
@@ -79,33 +73,27 @@ def parse_module(text: str) -> Module:
         ValueError: there is no entry computation in it, or a line of another form.
     """
     computations: dict[str, list[Instruction]] = {}
-    entry, current = "", None
-    for line in text.splitlines():
-        if head := _COMPUTATION.match(line):
-            current = computations.setdefault(head["name"], [])
-            entry = head["name"] if head["entry"] else entry
-        elif current is not None and (found := _INSTRUCTION.match(line)):
-            current.append(_instruction(found))
-        elif _ASSIGNMENT.match(line):
-            raise ValueError(f"no instruction of the known form: {line[:200]}")
+    entry = ""
+    for line in hlo_lines(text):
+        computations.setdefault(line.computation, []).append(_instruction(line))
+        entry = line.computation if line.entry else entry
     if not entry:
         raise ValueError("the dump has no ENTRY computation: has XLA changed its text?")
     return Module({name: tuple(lines) for name, lines in computations.items()}, entry)
 
 
-def _instruction(found: re.Match[str]) -> Instruction:
-    operands, _, attributes = found["rest"].partition(")")
-    called = _CALLED.search(attributes) if found["opcode"] == "fusion" else None
-    taken = _INDEX.search(attributes) if found["opcode"] == "get-tuple-element" else None
-    arrays = list(_ARRAY.finditer(found["shape"]))
+def _instruction(line: Line) -> Instruction:
+    called = _CALLED.search(line.attributes) if line.opcode == "fusion" else None
+    taken = _INDEX.search(line.attributes) if line.opcode == "get-tuple-element" else None
+    arrays = list(_ARRAY.finditer(line.shape))
     return Instruction(
-        name=found["name"],
-        opcode=found["opcode"],
+        name=line.name,
+        opcode=line.opcode,
         size=sum(map(_bytes, arrays)),
         scalar=len(arrays) == 1 and not arrays[0]["dimensions"],
-        operands=tuple(_NAME.findall(operands)),
+        operands=line.operands,
         called=called[1] if called else "",
-        branches=_branches(attributes) if found["opcode"] == "conditional" else (),
+        branches=_branches(line.attributes) if line.opcode == "conditional" else (),
         index=int(taken[1]) if taken else 0,
     )
 

@@ -5,13 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>\S+) \(.*\{$")
-_INSTRUCTION = re.compile(
-    r"^\s+(?:ROOT )?%(?P<name>\S+) = (?P<shape>\((?:[^=]|/\*index=\d+\*/)*?\)|\S+) "
-    r"(?P<opcode>[\w-]+)\((?P<rest>.*)$"
-)
+from scripts.hlo_lines import Line, hlo_lines, names_in
+
 _DIMENSIONS = re.compile(r"^\w+\[(?P<sizes>[\d,]*)\]")
-_NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -53,27 +49,23 @@ def parse(text: str) -> Mapping[str, Mapping[str, Instruction]]:
     """
     frames = _frames(text)
     computations: dict[str, dict[str, Instruction]] = {}
-    current: dict[str, Instruction] = {}
-    for line in text.splitlines():
-        if head := _COMPUTATION.match(line):
-            current = computations.setdefault(head["name"], {})
-        elif found := _INSTRUCTION.match(line):
-            current[found["name"]] = _instruction(found, frames)
+    for line in hlo_lines(text):
+        instructions = computations.setdefault(line.computation, {})
+        instructions[line.name] = _instruction(line, frames)
     return computations
 
 
-def _instruction(found: re.Match[str], frames: Mapping[int, tuple[str, ...]]) -> Instruction:
-    operands, _, attributes = found["rest"].partition(")")
-    sizes = _DIMENSIONS.match(found["shape"])
-    frame, contracted = _FRAME.search(attributes), _CONTRACTED.search(attributes)
-    called = _CALLED.findall(attributes)
-    for branches in _BRANCHES.findall(attributes):
-        called += _NAME.findall(branches)
+def _instruction(line: Line, frames: Mapping[int, tuple[str, ...]]) -> Instruction:
+    sizes = _DIMENSIONS.match(line.shape)
+    frame, contracted = _FRAME.search(line.attributes), _CONTRACTED.search(line.attributes)
+    called = _CALLED.findall(line.attributes)
+    for branches in _BRANCHES.findall(line.attributes):
+        called += names_in(branches)
     return Instruction(
-        name=found["name"],
-        opcode=found["opcode"],
+        name=line.name,
+        opcode=line.opcode,
         sizes=_numbers(sizes["sizes"]) if sizes else (),
-        operands=tuple(_NAME.findall(operands)),
+        operands=line.operands,
         called=tuple(called),
         functions=frames[int(frame[1])] if frame else (),
         contracted=_numbers(contracted[1]) if contracted else (),
