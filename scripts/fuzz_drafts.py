@@ -306,7 +306,10 @@ def check_drafts(lived: Lived, case: Case, same: set[str]) -> None:
             assert _tell(groups, kept, count, record.loop_steps), f"{groups} do not tell of {delta}"
             for group in groups:
                 assert 0 < len(group.draft_token_ids) <= most
-                counts[name] = counts[name].with_group(group)
+                steps, drafts, accepted = counts[name]
+                counts[name] = DraftCounts(
+                    steps + 1, drafts + len(group.draft_token_ids), accepted + group.accepted
+                )
             if name in same:
                 _check_script(groups[0], kept, case.drafter)
     assert emitted == {name: len(tokens) for name, tokens in finals.items()}
