@@ -27,7 +27,7 @@ from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import LLM, SamplingParams
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served
-from glm_jax.engine.outputs import NO_DRAFTS, GroupDrafts
+from glm_jax.engine.outputs import NO_DRAFTS, DraftCounts, GroupDrafts
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.results import read_results
 from glm_jax.engine.runner import Runner
