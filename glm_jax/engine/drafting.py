@@ -19,13 +19,6 @@ def policy_of(config: EngineConfig, grid: Grid, step_time: StepTime) -> DraftPol
     return FixedDrafts(config.num_drafts)
 
 
-class _Drawing(NamedTuple):
-    """A request that draws a token in a step, and its rows in it (drafts included)."""
-
-    request: Request
-    rows: int
-
-
 class NextDrafts(NamedTuple):
     """The drafts that a step makes.
 
@@ -73,12 +66,16 @@ class Drafting:
         """
         if not self.policy.most_drafts:
             return NO_DRAFTS
-        drawing = [
-            _Drawing(request, 1 + len(request.draft_token_ids)) for request in decodes.requests
+        ends = [piece for piece in pieces if piece.final]
+        requests = [*decodes.requests, *(piece.request for piece in ends)]
+        # However few drafts of this step are accepted, its first draw is behind so many rows.
+        known = [1] * len(decodes.requests) + [piece.rows for piece in ends]
+        # The last token of all is never computed, and one row verifies nothing.
+        rooms = [
+            max(0, request.most_rows - request.computed - rows - 1)
+            for request, rows in zip(requests, known, strict=True)
         ]
-        drawing += [_Drawing(piece.request, piece.rows) for piece in pieces if piece.final]
-        requests = [request for request, _ in drawing]
-        chosen = self.policy.new_drafts(requests, [_room(*one) for one in drawing])
+        chosen = self.policy.new_drafts(requests, rooms)
         if not self.policy.drafter([*requests, *(piece.request for piece in pieces)]):
             return NO_DRAFTS
         lengths = {
@@ -88,35 +85,40 @@ class Drafting:
         }
         if not self.writes_ahead or not lengths:
             return NextDrafts(True, lengths)
-        return NextDrafts(True, *self._with_pages(drawing, lengths, running))
+        rows = [
+            count + len(one.draft_token_ids) for one, count in zip(requests, known, strict=True)
+        ]
+        return NextDrafts(True, *self._with_pages(requests, rows, lengths, running))
 
     def _with_pages(
-        self, drawing: Sequence[_Drawing], lengths: Mapping[str, int], running: Sequence[Request]
+        self,
+        requests: Sequence[Request],
+        rows: Sequence[int],
+        lengths: Mapping[str, int],
+        running: Sequence[Request],
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the lengths that have pages, and the rows ahead that they need."""
+        """Return the lengths that have pages, and the rows ahead that they need.
+
+        Args:
+            requests: Those that draw a token.
+            rows: Of each in the step, drafts included.
+            lengths: Drafts by request id.
+            running: All running requests.
+        """
         pool = self._pool
         spare = max(0, pool.free - reserved_pages(pool, running))
         cut, ahead = {}, {}
-        for request, rows in drawing:
+        for request, count in zip(requests, rows, strict=True):
             wanted = lengths.get(request.request_id, 0)
             if not wanted:
                 continue
-            end = request.computed + rows
+            end = request.computed + count
             held = len(request.pages)
             # Nothing is written past the last row that the request can ever have.
             most = min((held + spare) * pool.page_size, request.most_rows) - end
-            count = min(wanted, 1 + most)
-            pool.extend(request.pages, end + count - 1)
+            length = min(wanted, 1 + most)
+            pool.extend(request.pages, end + length - 1)
             spare -= len(request.pages) - held
-            cut[request.request_id] = count
-            ahead[request.request_id] = count - 1
+            cut[request.request_id] = length
+            ahead[request.request_id] = length - 1
         return cut, ahead
-
-
-def _room(request: Request, rows: int) -> int:
-    """Drafts that can be verified in the next step, however few of this step's are accepted.
-
-    The last token of all is never computed, and one row verifies nothing.
-    """
-    first_draw = request.computed + (1 if request.decoding else rows)
-    return max(0, request.most_rows - first_draw - 1)

@@ -48,7 +48,8 @@ class PlanEntry(NamedTuple):
     @property
     def end(self) -> int:
         """Positions its page table must hold on the device: all that the step may write."""
-        return self.request.computed + self.rows + self.rows_ahead
+        rows = self.known + len(self.draft_token_ids) + self.rows_ahead
+        return self.request.computed + rows
 
 
 @dataclass(frozen=True, slots=True)

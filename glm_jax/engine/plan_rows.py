@@ -108,13 +108,10 @@ def _prefill_entry(piece: Piece, following: NextDrafts) -> PlanEntry:
 
 
 def _decode_entry(request: Request, following: NextDrafts) -> PlanEntry:
-    name = request.request_id
+    _, lengths, ahead = following
+    drafts, name = request.draft_token_ids, request.request_id
+    # In most steps there is nothing to look up: this runs for every group of every step.
+    made = lengths.get(name, 0) if lengths else 0
     return PlanEntry(
-        request,
-        RowClass.DECODE,
-        1,
-        request.draft_token_ids,
-        True,
-        following.lengths.get(name, 0),
-        following.ahead.get(name, 0),
+        request, RowClass.DECODE, 1, drafts, True, made, ahead.get(name, 0) if ahead else 0
     )

@@ -74,7 +74,6 @@ def follow(result: Result) -> None:
     request = result.entry.request
     request.computed += result.advance
     drafts = result.drafts
-    if drafts:
-        # The very last token is never computed, so nothing is verified for its sake.
-        drafts = drafts[: max(0, request.most_rows - request.computed - 1)]
-    request.draft_token_ids = drafts
+    # The very last token is never computed, so nothing is verified for its sake.
+    room = request.most_rows - request.computed - 1
+    request.draft_token_ids = drafts if len(drafts) <= room else drafts[: max(0, room)]

@@ -19,6 +19,7 @@ class TextStream:
             skip_special_tokens=params.skip_special_tokens
         )
         self._stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
+        self._searches = bool(params.stop)
         self._include_end = params.include_stop_str_in_output
         self._free_tokens = params.min_tokens
         self._seen = 0
@@ -45,6 +46,9 @@ class TextStream:
             The newly visible text, and how many of the tokens remain: fewer than given when a
             stop string was completed before the last.
         """
+        if not self._searches:
+            shown = token_ids[:-1] if ended and not self._include_end else token_ids
+            return self._keep([self._decoder.push(shown)]), len(token_ids)
         added = []
         for index, token in enumerate(token_ids):
             self._seen += 1
