@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glm_jax.engine.config import EngineConfig
     from glm_jax.engine.engine import Engine
+    from glm_jax.engine.logprob import Logprob
     from glm_jax.llm import LLM
     from glm_jax.model.config import GlmConfig
     from glm_jax.sampling.params import SamplingParams
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Engine", "EngineConfig", "GlmConfig", "SamplingParams", "Tokenizer"]
+__all__ = ["LLM", "Engine", "EngineConfig", "GlmConfig", "Logprob", "SamplingParams", "Tokenizer"]
 
 # Resolved lazily (PEP 562): `import glm_jax` must not import JAX, which costs half a second and
 # would make the host-only modules (scheduler, pages, grid, ...) unusable without an accelerator.
@@ -22,6 +23,7 @@ _HOMES = {
     "EngineConfig": "glm_jax.engine.config",
     "GlmConfig": "glm_jax.model.config",
     "LLM": "glm_jax.llm",
+    "Logprob": "glm_jax.engine.logprob",
     "SamplingParams": "glm_jax.sampling.params",
     "Tokenizer": "glm_jax.tokenizer",
 }

@@ -26,6 +26,7 @@ from glm_jax.demo.report import report
 from glm_jax.demo.scenario import Scenario
 from glm_jax.demo.table import live_run, run_line, summary
 from glm_jax.deployment import options as deployment
+from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.ledger import options as ledger
 
 _SCENARIO_FLAGS = {
@@ -147,6 +148,8 @@ def _generate(options: argparse.Namespace) -> int:
     texts = [""] * len(prompts)
     for index, delta in llm.stream(prompts, params):
         text = delta.text if llm.tokenizer else " ".join(map(str, delta.token_ids)) + " "
+        if delta.logprobs is not None:
+            text = "".join(map(_likelihoods, delta.logprobs))
         texts[index] += text
         if len(prompts) == 1:
             print(text, end="", flush=True)
@@ -158,6 +161,15 @@ def _generate(options: argparse.Namespace) -> int:
         for prompt, text in zip(options.prompt, texts, strict=True):
             print(f"--- {prompt}\n{text}")
     return 0
+
+
+def _likelihoods(position: PositionLogprobs) -> str:
+    """A line of log-probabilities: the drawn token's, then those of the most likely ones."""
+    named = (
+        f"{token if one.decoded_token is None else repr(one.decoded_token)} {one.logprob:.3f}"
+        for token, one in position.items()
+    )
+    return "  ".join(named) + "\n"
 
 
 def _grid_warm(options: argparse.Namespace) -> int:

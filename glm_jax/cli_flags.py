@@ -111,6 +111,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=int, default=128)
     group.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
     group.add_argument("--ignore-eos", action="store_true")
+    group.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="a line per token instead of text: its log-probability, and those of the N best",
+    )
 
 
 def sampling_params(options: argparse.Namespace) -> SamplingParams:
@@ -124,6 +130,7 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         max_tokens=options.max_tokens,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
     )
 
 

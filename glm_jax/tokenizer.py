@@ -79,6 +79,10 @@ class Tokenizer:
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of one token, such as "</think>"; None where there is no such token."""
+        return self._backend.token_to_id(token)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -93,6 +97,10 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = _to_bytes(self._backend.id_to_token(token_id) or "")
         return found
+
+    def decode_one(self, token_id: int) -> str:
+        """Return the text of one token by itself; bytes that are no UTF-8 become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """Return a conversation as text; see `ChatTemplate.render` for the variables.

@@ -150,7 +150,7 @@ def compare(lowering: Lowering, program: Any, params: list, shape: StepShape) ->
 
 def cache_and_slots(lowering: Lowering, shape: StepShape) -> tuple[Any, Any]:
     """A zero cache, and slots in which every request has what stands before its rows."""
-    slots = empty_slots(lowering.limits, 1)
+    slots = empty_slots(lowering.limits, 1, lowering.model.vocab_size)
     computed = [chunk.prefix for chunk in shape.chunks]
     computed += [group.context - group.rows for group in shape.groups]
     pages = lowering.limits.pages_per_seq

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt
 
 from glm_jax import LLM, SamplingParams
+from scripts.reference_controls import controlled_logits
 
 # The designed tolerance: a first difference is explained by rounding below this margin.
 TOLERANCE = 1e-4
@@ -27,7 +28,12 @@ class Decision(NamedTuple):
 
 
 def decisions(
-    llm: LLM, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams
+    llm: LLM,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    params: SamplingParams,
+    *,
+    think_ids: tuple[int, int] | None = None,
 ) -> list[Decision]:
     """Return the decision that drew each token of a generated sequence.
 
@@ -35,12 +41,13 @@ def decisions(
         llm: computes the logits by its step programs; its head program may be compiled.
         prompt: the request's prompt.
         tokens: what it generated, at least one.
-        params: how it draws.
+        params: how it draws; bad words as token ids.
+        think_ids: the tokens that begin and end a thinking part.
     """
     logits = llm.logits([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
     return [
         decide(
-            row,
+            controlled_logits(row, params, prompt, list(tokens[:index]), think_ids=think_ids),
             params,
             position=len(prompt) + index,
             banned=params.stop_token_ids if index < params.min_tokens else (),
@@ -86,7 +93,8 @@ def _truncate(scores: Float[np.ndarray, " V"], params: SamplingParams) -> tuple[
         distance = ranked - ranked[0] - np.log(params.min_p)
         keep &= distance >= 0
         edges.append(np.abs(distance).min() * params.temperature)
-    if 0 < params.top_k < len(ranked):
+    # Among forbidden tokens there is no edge.
+    if 0 < params.top_k < np.isfinite(ranked).sum():
         keep[params.top_k :] = False
         edges.append((ranked[params.top_k - 1] - ranked[params.top_k]) * params.temperature)
     if params.top_p < 1:

@@ -31,6 +31,8 @@ from glm_jax.engine.outputs import NO_DRAFTS, DraftCounts, GroupDrafts
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.results import read_results
 from glm_jax.engine.runner import Runner
+from glm_jax.sampling.controls import ControlUpdate
+from glm_jax.sampling.row_logprobs import RowLogprobs
 from scripts.decision_margins import decisions
 from scripts.fuzz_modes import target_of
 from scripts.fuzz_schedules import (
@@ -101,9 +103,23 @@ class ScriptedDrafts:
         """Logits of chosen rows of a step."""
         return self._executor.logits(outputs, rows)
 
+    def logprobs(
+        self,
+        outputs: StepOutputs,
+        rows: Sequence[int],
+        targets: Sequence[int],
+        further: Sequence[Sequence[int]],
+    ) -> RowLogprobs:
+        """Log-probabilities at chosen rows of a step."""
+        return self._executor.logprobs(outputs, rows, targets, further)
+
     def reset(self) -> None:
         """Make a new zero cache and empty slots."""
         self._executor.reset()
+
+    def control(self, updates: Sequence[ControlUpdate]) -> None:
+        """Change the control lines of the slots."""
+        self._executor.control(updates)
 
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         """Run a step and replace its drafts, in the outputs and on the device."""

@@ -5,11 +5,14 @@ import json
 
 import pytest
 
+import glm_jax
 from bucketing.axis import Axis
 from bucketing.grid import Grid
+from glm_jax import Logprob
 from glm_jax.cli import main
 from glm_jax.cli_flags import add_engine_flags, engine_options
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.outputs import StreamDelta
 
 
 def test_help_names_the_commands(capsys):
@@ -36,6 +39,33 @@ def test_generate_refuses_an_unknown_flag(capsys):
 def test_generate_refuses_a_bad_sampling_value(capsys):
     assert main(["generate", "hello", "--top-p", "1.5"]) == 2
     assert "top_p is 1.5" in capsys.readouterr().err
+
+
+class OneToken:
+    """A model that generates one token for every prompt, without a tokenizer or with one."""
+
+    tokenizer = None
+
+    def __init__(self, model, **options) -> None:
+        self.text = model
+
+    def stream(self, prompts, params):
+        best = {7: Logprob(-0.5, 1, self.text), 3: Logprob(-1.25, 2, self.text)}
+        kept = dict(list(best.items())[: params.logprobs])
+        yield 0, StreamDelta("r", "x", [7], "length", None, None, [kept])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--logprobs", "2"], "7 -0.500  3 -1.250"),
+        (["--logprobs", "1", "--model", "x"], "'x' -0.500"),
+    ],
+)
+def test_generate_prints_a_line_of_logprobs_per_token(capsys, monkeypatch, arguments, line):
+    monkeypatch.setattr(glm_jax, "LLM", OneToken)
+    assert main(["generate", "hello", *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == line
 
 
 def options_of(*arguments: str) -> dict:

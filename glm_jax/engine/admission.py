@@ -13,6 +13,10 @@ class RequestRefusedError(ValueError):
     """The request can never run; it was not queued."""
 
 
+class QueueFullError(RequestRefusedError):
+    """As many requests wait as may; this one may come again later."""
+
+
 def check_request(
     request: Request, config: EngineConfig, pages: PagePool, live: Container[str]
 ) -> None:
@@ -51,6 +55,20 @@ def check_request(
         raise RequestRefusedError(
             f"request {name!r} has {len(stop_ids)} EOS and stop ids to ban below min_tokens; at "
             f"most {allowed} are possible. Shorten stop_token_ids or drop min_tokens."
+        )
+
+
+def check_queue(request: Request, config: EngineConfig, waiting: int) -> None:
+    """Refuse a request where no more may wait.
+
+    Raises:
+        QueueFullError: With the limit.
+    """
+    most = config.max_queued_requests
+    if most is not None and waiting >= most:
+        raise QueueFullError(
+            f"request {request.request_id!r} finds {waiting} waiting; max_queued_requests is "
+            f"{most}. Send it again later, or raise max_queued_requests."
         )
 
 

@@ -11,19 +11,29 @@ from bucketing.grid import Grid
 from bucketing.step_time import StepTime
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
+from glm_jax.engine.prefix import PrefixCache
 from glm_jax.engine.request import Request
 
 
 class Piece(NamedTuple):
-    """The prefill rows that a request gets in a step, wherever they will sit."""
+    """The prefill rows that a request gets in a step, wherever they will sit.
+
+    Attributes:
+        request: Who.
+        rows: How many.
+        start: Position of the first.
+        cached: Pages of the prefix cache that hold all rows before, for a request to be admitted.
+    """
 
     request: Request
     rows: int
+    start: int = 0
+    cached: Sequence[int] = ()
 
     @property
     def final(self) -> bool:
         """Whether the prefill ends with these rows."""
-        return self.request.computed + self.rows == self.request.prefill_end
+        return self.start + self.rows == self.request.prefill_end
 
 
 class Decodes(NamedTuple):
@@ -48,19 +58,46 @@ class Rules(NamedTuple):
         grid: Gives the budget and the cut.
         pool: The pages left after the decodes took theirs.
         step_time: Predicts what a cut costs.
+        prefix: Finds cached pages.
+        drafter: Whether admitted requests will draft, and so need the drafter's entries too.
     """
 
     config: EngineConfig
     grid: Grid
     pool: PagePool
     step_time: StepTime
+    prefix: PrefixCache
+    drafter: bool
 
 
 class Choice(NamedTuple):
-    """The prefill rows of a step, and the ids of prompts that could have ended in it but wait."""
+    """The prefill rows of a step.
+
+    Attributes:
+        pieces: They.
+        held: Ids of prompts that could have ended in the step, but wait for a better fit.
+        overtaken: Waiting requests that others passed, since no pages are free for them.
+        prefix_waits: Waiting requests whose next page is being written by another.
+    """
+
+    pieces: Sequence[Piece] = ()
+    held: frozenset[str] = frozenset()
+    overtaken: Sequence[Request] = ()
+    prefix_waits: int = 0
+
+
+class _Admission(NamedTuple):
+    """What the third pass found.
+
+    Attributes:
+        pieces: Of the requests to admit, in order.
+        skipped: Requests without pages, each with the number of pieces before it.
+        prefix_waits: As in Choice.
+    """
 
     pieces: list[Piece]
-    held: frozenset[str]
+    skipped: list[tuple[Request, int]]
+    prefix_waits: int = 0
 
 
 def scored_pairs(computed: int, rows: int) -> int:
@@ -93,21 +130,29 @@ def choose_pieces(
         waiting: Requests that may be admitted, first come first; empty to admit none.
         held: Ids of prompts whose end waited in the last step; it does not wait again.
     """
-    config, grid, pool, _ = rules
+    config, grid, pool = rules[:3]
     prefilling = [request for request in running if not request.decoding]
     if not prefilling and not waiting:
-        return Choice([], frozenset())
+        return Choice()
     cap = _rows_per_request(config, grid, prefilling, running, waiting)
     wanted = _want_running(grid, pool, prefilling, cap)
+    admission = _Admission([], [])
     if waiting:
-        wanted += _want_waiting(config, grid, pool, running, waiting, cap, wanted)
+        admission = _want_waiting(rules, running, waiting, cap, wanted)
+        wanted += admission.pieces
     partial_left = config.max_num_partial_prefills - len(prefilling)
     left = _cut(rules, decodes, wanted, held)
     chunks = grid.chunks(grid.prefill.ceiling(left))
     pieces = _take(wanted[:chunks], left, partial_left)
     served = {piece.request.request_id for piece in pieces if piece.final}
     ends = (piece.request.request_id for piece in wanted if piece.final)
-    return Choice(pieces, frozenset(name for name in ends if name not in served))
+    admitted = sum(piece.request.slot is None for piece in pieces)
+    return Choice(
+        pieces,
+        frozenset(name for name in ends if name not in served),
+        [request for request, before in admission.skipped if before < admitted],
+        admission.prefix_waits,
+    )
 
 
 def _rows_per_request(
@@ -148,42 +193,57 @@ def _want_running(
         room = (held + free) * pool.page_size - request.computed
         rows = min(request.prefill_end - request.computed, cap, budget, room)
         if rows > 0:
-            wanted.append(Piece(request, rows))
+            wanted.append(Piece(request, rows, request.computed))
             budget -= rows
             free -= max(0, pool.pages_for(request.computed + rows) - held)
     return wanted
 
 
 def _want_waiting(
-    config: EngineConfig,
-    grid: Grid,
-    pool: PagePool,
+    rules: Rules,
     running: Sequence[Request],
     waiting: Iterable[Request],
     cap: int,
     wanted: Sequence[Piece],
-) -> list[Piece]:
+) -> _Admission:
     """Return the waiting requests to admit: all their pages must be free now, the next step's too.
 
     Pages that running prefills still need are spoken for, so two half-admitted prompts can never
-    block each other. The first request that does not fit ends the pass: nobody overtakes it.
+    block each other. The first request that does not fit ends the pass, unless it may be overtaken
+    (`max_overtakes`). One whose next page is being written in this step waits in its place: in the
+    next step it finds the page.
     """
+    config, grid, pool, _, prefix, drafter = rules
     budget = grid.prefill.largest - sum(piece.rows for piece in wanted)
     slots = grid.max_num_seqs - len(running)
     free = pool.free - reserved_pages(pool, running)
     watermark = int(config.watermark * pool.capacity) if running else 0
-    admitted: list[Piece] = []
+    writing = {key for piece in wanted for key in prefix.being_written(piece.request, piece.start)}
+    found = _Admission([], [])
+    waits = 0
     for request in waiting:
-        need = pool.pages_for(request.admission_rows)
-        if slots == 0 or budget == 0 or need > free - watermark:
+        if slots == 0 or budget == 0:
             break
-        rows = min(request.length, cap, budget)
-        admitted.append(Piece(request, rows))
+        cached = prefix.hit(request, complete=drafter)
+        if prefix.next_key(request, len(cached)) in writing:
+            waits += 1
+            continue
+        need = pool.pages_for(request.admission_rows) - len(cached)
+        need += sum(pool.references(page) == 0 for page in cached)
+        if need > free - watermark:
+            if request.overtaken >= config.max_overtakes:
+                break
+            found.skipped.append((request, len(found.pieces)))
+            continue
+        start = len(cached) * pool.page_size
+        rows = min(request.length - start, cap, budget)
+        found.pieces.append(Piece(request, rows, start, cached))
+        writing.update(prefix.being_written(request, start))
         budget -= rows
         slots -= 1
         free -= need
         watermark = int(config.watermark * pool.capacity)
-    return admitted
+    return found._replace(prefix_waits=waits)
 
 
 def reserved_pages(pool: PagePool, running: Iterable[Request]) -> int:
@@ -233,9 +293,9 @@ def _rows_in_time(
 def _pairs_of(wanted: Iterable[Piece], rows: int) -> int:
     """Return the scored pairs of the first `rows` wanted rows."""
     pairs = 0
-    for request, count in wanted:
-        taken = min(count, rows)
-        pairs += scored_pairs(request.computed, taken)
+    for piece in wanted:
+        taken = min(piece.rows, rows)
+        pairs += scored_pairs(piece.start, taken)
         rows -= taken
     return pairs
 
@@ -243,10 +303,11 @@ def _pairs_of(wanted: Iterable[Piece], rows: int) -> int:
 def _take(wanted: Iterable[Piece], left: int, partial_left: int) -> list[Piece]:
     """Return the first `left` wanted rows, as far as partial prefills are allowed."""
     pieces: list[Piece] = []
-    for request, rows in wanted:
+    for one in wanted:
         if left == 0:
             break
-        piece = Piece(request, min(rows, left))
+        request = one.request
+        piece = one._replace(rows=min(one.rows, left))
         admitted = request.slot is None
         if admitted and not piece.final:
             # Admitted and cut: one more prompt in the middle of its prefill.

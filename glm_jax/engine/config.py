@@ -13,6 +13,7 @@ from glm_jax.sampling.params import check_names
 
 _CHOICES = {
     "step_policy": ("mixed", "prefill_first", "alternate"),
+    "scheduling_policy": ("fcfs", "priority"),
     "dtype": ("auto", "float32", "bfloat16"),
     "weight_dtype": ("auto", "float32", "bfloat16", "fp8"),
     "kv_cache_dtype": ("auto", "float32", "bfloat16", "fp8_ds_mla"),
@@ -35,6 +36,7 @@ _SMALLEST = {
     "long_prefill_token_threshold": 0,
     "seed": 0,
     "decode_loop_steps": 0,
+    "max_logprobs": 0,
 }
 
 
@@ -56,8 +58,8 @@ class EngineConfig:
             model's MTP layer makes them. "auto" lets the scheduler choose, step by step, what the
             measured acceptance and step times are worth.
         decode_loop_steps: Decode steps that the device may run in one dispatch; 0 is off. A loop
-            ends early when a request ends or needs a page. Stop strings, a waiting request and
-            prefill rows keep a step single.
+            ends early when a request ends or needs a page. Stop strings, log-probabilities of
+            tokens, a waiting request and prefill rows keep a step single.
         tbt_target_ms: The most time between two tokens that users should see. A loop is cut so
             that, as predicted, an arriving request waits no longer; None leaves it whole.
         decode_widths: Rows per decode group; all groups of a step have one width. None is (1,)
@@ -73,6 +75,12 @@ class EngineConfig:
             few requests want prefill.
         max_num_partial_prefills: The most requests that may be in the middle of their prompt.
         watermark: Fraction of the pool that admission leaves free for running requests to grow.
+        enable_prefix_caching: Let requests begin with the pages of others that have the same
+            tokens (and the same cache salt).
+        scheduling_policy: "fcfs" serves first who came first; "priority" the lowest priority value,
+            then who came first. What runs is preempted from the end of that order.
+        max_queued_requests: The most requests that may wait; more are refused. None is any number.
+        max_overtakes: How many later requests may be admitted before one that waits for pages.
         step_policy: "mixed" serves decodes and prefills in one step. "prefill_first" and
             "alternate" never mix (chunks first, or chunk and decode in turn): for comparison.
         seed: Base of the seeds of requests that bring none.
@@ -107,6 +115,7 @@ class EngineConfig:
             that weights, pages and programs may take together.
         xla_flags: XLA's compiler options for every program, "name=value" each; `LLM` takes those
             of the platform (``xla_flags.platform_flags``) where none are given.
+        max_logprobs: The most log-probabilities that a request may ask for at one token.
         skip_tokenizer_init: Work on token ids only.
     """
 
@@ -127,6 +136,10 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     max_num_partial_prefills: int = 4
     watermark: float | int = 0.01
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    max_queued_requests: int | None = None
+    max_overtakes: int = 0
     step_policy: str = "mixed"
     seed: int = 0
     dtype: str = "auto"
@@ -142,6 +155,7 @@ class EngineConfig:
     grid_warm: str = "hot"
     gpu_memory_utilization: float | int = 0.9
     xla_flags: Sequence[str] = ()
+    max_logprobs: int = 20
     skip_tokenizer_init: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> "EngineConfig":
@@ -174,6 +188,8 @@ class EngineConfig:
     def _check_pool(self) -> None:
         if self.num_pages is not None:
             _check_integer("num_pages", self.num_pages, 2)
+        if self.max_queued_requests is not None:
+            _check_integer("max_queued_requests", self.max_queued_requests, 1)
         if not isinstance(self.watermark, Real) or not 0 <= self.watermark < 1:
             raise ValueError(
                 f"watermark is {self.watermark!r}; allowed: a fraction of the pool, >= 0 and < 1."

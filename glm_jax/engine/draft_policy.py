@@ -27,6 +27,13 @@ class DraftPolicy(Protocol):
     acceptance: Acceptance
     most_drafts: int
 
+    def would_draft(self, groups: int) -> bool:
+        """Return whether a request would speculate that decodes with so many groups.
+
+        Then it begins with cached pages only where they hold what the drafter needs.
+        """
+        ...
+
     def admit(self, request: Speculator, groups: int) -> None:
         """Set `speculates` of a request none of whose rows is computed.
 
@@ -80,6 +87,10 @@ class FixedDrafts:
         """Take the number of drafts."""
         self.most_drafts = drafts
         self.acceptance = Acceptance()
+
+    def would_draft(self, groups: int) -> bool:
+        """Return whether anyone speculates."""
+        return self.most_drafts > 0
 
     def admit(self, request: Speculator, groups: int) -> None:
         """Let it speculate, if anyone does."""
@@ -146,6 +157,10 @@ class AutoDrafts:
         self._last: DraftLoad | None = None
         self._stay = 0
         self._steps = 0
+
+    def would_draft(self, groups: int) -> bool:
+        """Return whether that pays at this load."""
+        return not self._load(groups).plain
 
     def admit(self, request: Speculator, groups: int) -> None:
         """Let it speculate where that pays at this load, or where it is time to try again."""

@@ -6,21 +6,23 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
-from bucketing.grid import Cell, Grid
+from bucketing.grid import Grid
 from bucketing.grid_use import GridUse
-from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.pack import pack
-from bucketing.step_inputs import StepInputs, StepOutputs
+from bucketing.step_inputs import StepOutputs
 from bucketing.step_time import StepTime, StepTimeModel
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.control_book import ControlBook
+from glm_jax.engine.executor import Executor
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
-from glm_jax.engine.fetched import fetch
+from glm_jax.engine.fetched import Fetched, fetch
+from glm_jax.engine.head_rows import collect_logits, collect_logprobs
 from glm_jax.engine.live_request import LiveRequest
+from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.outputs import (
@@ -36,48 +38,16 @@ from glm_jax.engine.pages import PagePool
 from glm_jax.engine.phase_clock import PhaseClock
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.prompt import prompt_tokens
-from glm_jax.engine.prompt_logits import collect_logits
 from glm_jax.engine.request import FinishReason, Request
+from glm_jax.engine.request_logprobs import RequestLogprobs, check_logprobs, of_anything
 from glm_jax.engine.request_update import RequestUpdate, joined
 from glm_jax.engine.scheduler import Scheduler
 from glm_jax.engine.stopping import end_at_stop_string, end_with_error
 from glm_jax.engine.text_stream import TextStream
 from glm_jax.sampling.params import SamplingParams
+from glm_jax.sampling.request_controls import controls_of
+from glm_jax.sampling.thinking import thinking_ids
 from glm_jax.tokenizer import Tokenizer
-
-
-@runtime_checkable
-class Executor(Protocol):
-    """Runs packed steps; ``Runner`` on a device, a fake in tests.
-
-    Attributes:
-        drafts_write_ahead: whether making drafts writes the cache behind a step's rows.
-    """
-
-    drafts_write_ahead: bool
-
-    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
-        """Say how a step of so many useful rows will run, and in which layout to pack it.
-
-        Where ``loop_steps`` is more than one and the loop's program is there, it is a loop.
-        """
-        ...
-
-    def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
-        """Dispatch one step."""
-        ...
-
-    def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
-        """Dispatch a decode loop."""
-        ...
-
-    def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
-        """Logits of chosen rows of a step."""
-        ...
-
-    def reset(self) -> None:
-        """Make a new zero cache and empty slots."""
-        ...
 
 
 class Engine:
@@ -129,9 +99,13 @@ class Engine:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._tokenizer = tokenizer
+        self._think_ids = thinking_ids(tokenizer)
         self._fault_hook = fault_hook
         self._entries: dict[str, LiveRequest] = {}
         self._late: list[StreamDelta] = []
+        # Who wants something of the head program; in most steps nobody.
+        self._head_users: set[str] = set()
+        self._controls = ControlBook(self.scheduler.limits)
         self._faults_without_progress = 0
         self._notes = StepNotes()
 
@@ -161,6 +135,7 @@ class Engine:
                 was queued and other requests go on.
         """
         params = params or SamplingParams()
+        check_logprobs(params, self.config, self._vocab_size)
         text, token_ids = prompt_tokens(prompt, self._tokenizer, self._vocab_size)
         stream = None
         if params.detokenize and self._tokenizer is not None:
@@ -171,11 +146,25 @@ class Engine:
                 "(skip_tokenizer_init). Use stop_token_ids."
             )
         request = Request(request_id, token_ids, params, eos_token_ids=self._eos_token_ids)
+        request.controls = controls_of(
+            params,
+            vocab_size=self._vocab_size,
+            tokenizer=self._tokenizer,
+            think_ids=self._think_ids,
+            stop_ids=request.banned_ids() if params.min_tokens else (),
+        )
         entry = LiveRequest(request, text, stream)
         if keep_logits:
             entry.logits = np.zeros((len(token_ids), self._vocab_size), np.float32)
+        if of_anything(params):
+            decode = self._tokenizer.decode_one if stream and self._tokenizer else None
+            entry.logprobs = RequestLogprobs(request, decode)
+        # Cached pages have no hidden rows.
+        request.reads_prefix = not keep_logits and params.prompt_logprobs is None
         self.scheduler.add(request)
         self._entries[request_id] = entry
+        if keep_logits or entry.logprobs is not None:
+            self._head_users.add(request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request at any moment; False if it is unknown or already ended."""
@@ -207,6 +196,7 @@ class Engine:
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a finished request; harmless if there is nothing."""
         self._entries.pop(request_id, None)
+        self._head_users.discard(request_id)
         # Its end is known now; a later request may take the id.
         self._late = [delta for delta in self._late if delta.request_id != request_id]
 
@@ -254,30 +244,47 @@ class Engine:
             ends = loop_ends(scheduler.pages, scheduler.limits, plan) if served.loop else None
         with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
+            # Not before: from here on a fault loses the slots, so the book and they stay in step.
+            executor.control(self._controls.updates(plan))
             if ends is None:
                 outputs = executor.run(served, inputs)
             else:
                 outputs = executor.run_loop(served, inputs, ends)
         with clock.phase("device"):
             self._fault_hook("device", plan)
-            wanted = {name: self._entries[name].logits for name in plan.request_ids}
-            asked = any(one is not None for one in wanted.values())
-            # A loop has no prompt rows.
-            if asked and isinstance(outputs, StepOutputs):
-                logits_of = partial(executor.logits, outputs)
-                collect_logits(plan, served.layout, logits_of, wanted)
         with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
             fetched = fetch(outputs, drafter=plan.drafter)
             notes.steps, notes.expert_load = fetched.steps, fetched.expert_load
+            logprobs: Mapping[str, Sequence[PositionLogprobs]] = {}
+            # A loop has no prompt rows, and none of its requests wants log-probabilities of tokens.
+            if self._head_users and isinstance(outputs, StepOutputs):
+                logprobs = self._read_head(plan, served, outputs, fetched)
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
             updates = fetched.commit(scheduler, plan)
             # Only a loop has several updates of a request.
             single = updates if fetched.steps == 1 else joined(updates)
-            deltas = {one.request_id: self._delta(one) for one in single}
+            deltas = {
+                one.request_id: self._delta(one, logprobs.get(one.request_id, ())) for one in single
+            }
             self._note_drafts(updates, deltas)
             return list(deltas.values())
+
+    def _read_head(
+        self, plan: StepPlan, served: Served, outputs: StepOutputs, fetched: Fetched
+    ) -> Mapping[str, Sequence[PositionLogprobs]]:
+        """Collect what the step's requests want of its rows; return that of the tokens drawn."""
+        executor, layout = self._executor, served.layout
+        users = [self._entries[n] for n in plan.request_ids if n in self._head_users]
+        logits = {one.request.request_id: one.logits for one in users if one.logits is not None}
+        if logits:
+            collect_logits(plan, layout, partial(executor.logits, outputs), logits)
+        wanted = {one.request.request_id: one.logprobs for one in users if one.logprobs is not None}
+        if not wanted:
+            return {}
+        logprobs_of = partial(executor.logprobs, outputs)
+        return collect_logprobs(plan, layout, fetched.results(plan), logprobs_of, wanted)
 
     def _note_drafts(
         self, updates: Sequence[RequestUpdate], deltas: Mapping[str, StreamDelta]
@@ -331,9 +338,10 @@ class Engine:
         """Start over with an empty cache: the donated one may be gone, or half written."""
         self.scheduler.reset_pool()
         self._executor.reset()
+        self._controls.clear()
 
-    def _delta(self, update: RequestUpdate) -> StreamDelta:
-        """The stream piece of an update, with its text."""
+    def _delta(self, update: RequestUpdate, drawn: Sequence[PositionLogprobs] = ()) -> StreamDelta:
+        """The stream piece of an update, with its text and what it keeps of ``drawn``."""
         entry = self._entries[update.request_id]
         request, tokens, text = entry.request, update.new_token_ids, ""
         if entry.stream is not None:
@@ -344,7 +352,7 @@ class Engine:
                 self.scheduler.finish(request.request_id, FinishReason.ERROR)
                 end_with_error(request, f"making text failed: {type(error).__name__}: {error}")
         reason = request.finish_reason
-        return StreamDelta(
+        delta = StreamDelta(
             request.request_id,
             text,
             tokens,
@@ -352,6 +360,7 @@ class Engine:
             request.stop_value,
             request.error,
         )
+        return delta if entry.logprobs is None else entry.logprobs.added_to(delta, drawn)
 
     def _extend_text(
         self, request: Request, stream: TextStream, tokens: Sequence[int]

@@ -8,6 +8,7 @@ from bucketing.loop_inputs import LoopOutputs
 from bucketing.step_inputs import StepOutputs
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request_update import RequestUpdate
+from glm_jax.engine.results import Result, read_results
 from glm_jax.engine.scheduler import Scheduler
 
 
@@ -23,6 +24,11 @@ class Fetched(NamedTuple):
     drawn: tuple[np.ndarray, ...] | LoopOutputs
     steps: int
     expert_load: tuple[float, float]
+
+    def results(self, plan: StepPlan) -> list[Result]:
+        """Read them back into tokens per request, in plan order; those of a step."""
+        assert not isinstance(self.drawn, LoopOutputs), "a loop has a plan for each of its steps"
+        return read_results(plan, *self.drawn)
 
     def commit(self, scheduler: Scheduler, plan: StepPlan) -> list[RequestUpdate]:
         """Give the results to the scheduler."""

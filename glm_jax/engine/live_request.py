@@ -4,20 +4,22 @@ import numpy as np
 
 from glm_jax.engine.outputs import CompletionOutput, DraftCounts, GroupDrafts, RequestOutput
 from glm_jax.engine.request import Request
+from glm_jax.engine.request_logprobs import RequestLogprobs
 from glm_jax.engine.text_stream import TextStream
 
 
 class LiveRequest:
-    """A request with its text, its wanted logits, and what became of its drafts.
+    """A request with its text, the logits and log-probabilities it wants, and its drafts' fate.
 
     Attributes:
         request: The scheduler's.
         prompt: Its text; None if it came as token ids.
         stream: Makes its text; None where nobody wants one.
         logits: Of its prompt's rows, `[T, V]`; None where nobody wants them.
+        logprobs: Its log-probabilities; None where nobody wants any.
     """
 
-    __slots__ = ("_counts", "logits", "prompt", "request", "stream")
+    __slots__ = ("_counts", "logits", "logprobs", "prompt", "request", "stream")
 
     def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
         """Keep a request that was just made."""
@@ -25,6 +27,7 @@ class LiveRequest:
         self.prompt = prompt
         self.stream = stream
         self.logits: np.ndarray | None = None
+        self.logprobs: RequestLogprobs | None = None
         self._counts = [0, 0, 0]  # the fields of DraftCounts
 
     def count_drafts(self, group: GroupDrafts) -> None:
@@ -43,6 +46,10 @@ class LiveRequest:
             stop_reason=request.stop_value,
             error=request.error,
         )
+        prompt_logprobs = None
+        if self.logprobs is not None:
+            completion = self.logprobs.completed(completion)
+            prompt_logprobs = self.logprobs.prompt()
         return RequestOutput(
             request.request_id,
             self.prompt,
@@ -50,4 +57,5 @@ class LiveRequest:
             [completion],
             request.finished,
             DraftCounts(*self._counts),
+            prompt_logprobs,
         )

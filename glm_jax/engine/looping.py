@@ -16,6 +16,8 @@ from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import Placement
 from glm_jax.engine.plan import PlanEntry, StepPlan
 from glm_jax.engine.plan_rows import pages_told
+from glm_jax.engine.request import Request
+from glm_jax.engine.request_logprobs import of_outputs
 from glm_jax.engine.results import Result, read_results
 
 
@@ -99,10 +101,9 @@ def choose_loop(
         return Looping(reason="a request waits")
     most_ids = config.limits().stop_ids
     for request in decodes.requests:
-        if request.params.stop:
-            return Looping(reason="stop strings")
-        if len(request.banned_ids()) > most_ids:
-            return Looping(reason=f"more than {most_ids} end ids")
+        reason = _needs_the_host(request, most_ids)
+        if reason:
+            return Looping(reason=reason)
     steps = config.decode_loop_steps
     if config.tbt_target_ms is not None:
         seconds = step_time.predict(placement.cell, decodes.pairs)
@@ -110,6 +111,18 @@ def choose_loop(
     if steps <= 1:
         return Looping(reason="a step takes as long as tbt_target_ms")
     return Looping(steps)
+
+
+def _needs_the_host(request: Request, most_ids: int) -> str:
+    """Return what a request needs the host for after every step; empty where nothing."""
+    if request.params.stop:
+        return "stop strings"
+    if request.controls is not None and request.controls.reason:
+        return request.controls.reason
+    if of_outputs(request.params):
+        # Only the hidden rows of a single step are still there afterwards.
+        return "log-probabilities"
+    return f"more than {most_ids} end ids" if len(request.banned_ids()) > most_ids else ""
 
 
 def loop_ends(pool: PagePool, limits: Limits, plan: StepPlan) -> LoopInputs:

@@ -21,18 +21,21 @@ from glm_jax.engine.xla_flags import xla_options
 from glm_jax.model.cache import Cache, cache_format_of, cache_shapes
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.decode_loop import build_decode_loop
-from glm_jax.model.head import logits_of
+from glm_jax.model.head import head_rows
 from glm_jax.model.layer import Form
 from glm_jax.model.piece_shapes import piece_arguments
 from glm_jax.model.pieces import Pieces
-from glm_jax.model.slots import Slots, slot_shapes
+from glm_jax.model.slots import Slots, slot_shapes, update_controls
 from glm_jax.model.step import build_step
 from glm_jax.model.storage import abstract_model, numpy_dtype, split_model
+from glm_jax.sampling.controls import UPDATE_LINES, empty_update
 
-# The kind of the program that serves logits of chosen rows, LOGITS_ROWS per call: 64 rows of a 155K
-# vocabulary are 40 MB.
+# The kind of the program that serves logits and log-probabilities of chosen rows, LOGITS_ROWS per
+# call: 64 rows of a 155K vocabulary are 40 MB.
 LOGITS = "logits"
 LOGITS_ROWS = 64
+# The program that writes the slots' control lines.
+CONTROLS = Piece("controls", UPDATE_LINES)
 # Options that only choose cells, pages or weights; every other one may change a program, and so a
 # new option is taken to do so until it is listed here.
 _SHAPELESS = frozenset(
@@ -56,6 +59,10 @@ _SHAPELESS = frozenset(
         "max_num_partial_prefills",
         "watermark",
         "step_policy",
+        "enable_prefix_caching",
+        "scheduling_policy",
+        "max_queued_requests",
+        "max_overtakes",
         "seed",
         "skip_tokenizer_init",
         # Spelt out by num_pages and the limits, or already in the model's config.
@@ -138,14 +145,14 @@ class Lowering:
                 page_size=engine.page_size,
             )
         )
-        self.slots: Slots = self._with_rank(slot_shapes(self.limits))
+        self.slots: Slots = self._with_rank(slot_shapes(self.limits, model.vocab_size))
         plain = self.form._replace(kernels="reference")
         self.step = build_step(merge, plain, loop=engine.layer_loop)
         self._jit = partial(jax.jit, compiler_options=xla_options(engine.xla_flags))
         step = build_step(merge, self.form, loop=engine.layer_loop)
         self._step = self._jit(step, donate_argnums=(1, 2))
         self._merge = merge
-        self._logits = self._jit(lambda hidden, head, rows: logits_of(hidden[0], head, rows))
+        self._logits = self._jit(partial(head_rows, most=self.logprob_width))
 
     @classmethod
     def from_json(cls, text: str) -> "Lowering":
@@ -186,7 +193,8 @@ class Lowering:
 
         Args:
             key: a cell for its whole step, a loop for several, a piece for a part of a step, or
-                ``logits_key`` for logits of any rows of a step.
+                ``logits_key`` for logits and log-probabilities of any rows of a step, or
+                ``CONTROLS``.
         """
         if isinstance(key, Cell):
             return self._step.lower(self.params, self.cache, self.slots, self.inputs(key))
@@ -194,6 +202,10 @@ class Lowering:
             return self._lower_loop(key)
         if key.kind == LOGITS:
             return self._lower_logits(key.rows)
+        if key == CONTROLS:
+            update = empty_update(self.limits.max_num_seqs + 1, self.limits.num_drafts)
+            shapes = jax.tree.map(lambda array: self._shape(array.shape, array.dtype), update)
+            return self._jit(update_controls, donate_argnums=0).lower(self.slots, shapes)
         call, donated = self._pieces.functions()[key.kind]
         if key.kind == "embed":
             call = partial(call, size=key.rows)
@@ -221,11 +233,17 @@ class Lowering:
         dtype = numpy_dtype(self.engine.dtype)
         hidden = self._shape((1, rows, self.model.hidden_size), dtype)
         index = self._shape((LOGITS_ROWS,), np.int32)
-        return self._logits.lower(hidden, head, index)
+        further = self._shape((LOGITS_ROWS, self.logprob_width), np.int32)
+        return self._logits.lower(hidden, head, index, index, further)
 
     def _with_rank(self, shapes: Any) -> Any:
         """Put the rank axis (size 1) in front of every shape."""
         return jax.tree.map(lambda spec: self._shape((1, *spec.shape), spec.dtype), shapes)
+
+    @property
+    def logprob_width(self) -> int:
+        """Most likely tokens, and further ones, of a row of the program of ``logits_key``."""
+        return min(self.engine.max_logprobs, self.model.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
@@ -244,7 +262,7 @@ class Lowering:
 
 
 def logits_key(layout: Cell) -> Piece:
-    """The key of the program that turns hidden rows of a layout into logits."""
+    """The key of the program that turns rows of a layout into logits and log-probabilities."""
     return Piece(LOGITS, layout.rows)
 
 

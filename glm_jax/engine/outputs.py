@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bucketing.grid import Cell
+from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.plan import StepPlan
 
@@ -18,6 +19,9 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort", "error", or None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for EOS and the rest.
         error: what went wrong, with finish reason "error".
+        logprobs: per token, by id: the token's own, then the most likely ones and those of
+            ``logprob_token_ids``; None where they were not asked for.
+        cumulative_logprob: the sum of the tokens' own, likewise.
     """
 
     text: str
@@ -25,6 +29,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float | None = None
 
 
 class DraftCounts(NamedTuple):
@@ -51,7 +57,14 @@ NO_DRAFTS = DraftCounts(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request and what it has generated."""
+    """A request and what it has generated.
+
+    Attributes:
+        prompt: its text, if it came as text.
+        drafts: what became of its drafts.
+        prompt_logprobs: per prompt token, by id: the token's own, then the most likely ones; None
+            for the first. None where they were not asked for, or no token was generated yet.
+    """
 
     request_id: str
     prompt: str | None
@@ -59,10 +72,16 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     drafts: DraftCounts = NO_DRAFTS
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class StreamDelta(NamedTuple):
-    """What one step added to a request."""
+    """What one step added to a request.
+
+    Attributes:
+        logprobs: of its tokens; None where they were not asked for.
+        prompt_logprobs: of the prompt, with the first token only.
+    """
 
     request_id: str
     text: str
@@ -70,6 +89,8 @@ class StreamDelta(NamedTuple):
     finish_reason: str | None
     stop_reason: int | str | None
     error: str | None
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class GroupDrafts(NamedTuple):

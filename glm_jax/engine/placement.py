@@ -33,9 +33,10 @@ def place(
     """
     running, width, pairs = decodes
     resets = rows = 0
-    for request, count in pieces:
-        pairs += scored_pairs(request.computed, count)
-        rows += count
+    for piece in pieces:
+        request = piece.request
+        pairs += scored_pairs(piece.start, piece.rows)
+        rows += piece.rows
         # Admitted requests have no slot yet.
         resets += request.slot is None or request.needs_reset
     best, fitting = None, 0

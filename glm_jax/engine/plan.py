@@ -66,6 +66,8 @@ class StepPlan:
         drafter: Whether the MTP layer runs.
         loop_steps: Steps that its groups may run in one dispatch; 1 is no loop.
         loop_reason: Why there is no loop where loops are switched on.
+        cached_tokens: Tokens that requests admitted in it found in the prefix cache.
+        prefix_waits: Requests that wait because others write the pages they begin with.
     """
 
     cell: Cell
@@ -76,6 +78,8 @@ class StepPlan:
     drafter: bool = False
     loop_steps: int = 1
     loop_reason: str = ""
+    cached_tokens: int = 0
+    prefix_waits: int = 0
 
     @property
     def entries(self) -> tuple[PlanEntry, ...]:

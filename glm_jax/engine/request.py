@@ -8,7 +8,9 @@ from jaxtyping import Int32
 
 from bucketing.pack import SlotSettings
 from glm_jax.engine.acceptance import RequestAcceptance
+from glm_jax.engine.page_keys import PageKeys
 from glm_jax.sampling.params import SamplingParams
+from glm_jax.sampling.request_controls import RequestControls
 
 
 class RowClass(StrEnum):
@@ -64,6 +66,16 @@ class Request:
         synced_pages: How many entries of it the device knows.
         needs_reset: Whether the device must still be told that it took over the slot.
         preemptions: How often it lost its pages.
+        priority: Lower is served first, where the scheduling policy is "priority".
+        arrival: Its turn among all requests; set at submit.
+        deadline: Time after which it is ended, by the engine's clock; None is never.
+        overtaken: How often a later request was admitted before it.
+        cache_salt: It shares pages only with requests of the same salt.
+        reads_prefix: Whether it may begin with cached pages; not where every row is wanted.
+        page_keys: Names the content of its pages; made when first needed.
+        published: How many of its pages others can find.
+        num_cached_tokens: Tokens found in the prefix cache when it was first admitted; None before.
+        controls: How its logits are changed beyond what its slot says; None is not at all.
         finish_reason: Set when it is finished.
         stop_value: The token id or string that ended it; None for EOS and other reasons.
         error: Why it failed, with finish reason ERROR.
@@ -72,7 +84,11 @@ class Request:
     __slots__ = (
         "_tokens",
         "acceptance",
+        "arrival",
+        "cache_salt",
         "computed",
+        "controls",
+        "deadline",
         "draft_token_ids",
         "eos_token_ids",
         "error",
@@ -80,11 +96,17 @@ class Request:
         "length",
         "max_length",
         "needs_reset",
+        "num_cached_tokens",
+        "overtaken",
+        "page_keys",
         "pages",
         "params",
         "preemptions",
         "prefill_end",
+        "priority",
         "prompt_length",
+        "published",
+        "reads_prefix",
         "request_id",
         "seed",
         "slot",
@@ -101,6 +123,9 @@ class Request:
         params: SamplingParams,
         *,
         eos_token_ids: Iterable[int] = (),
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Copy the prompt's token ids."""
         self.request_id = request_id
@@ -121,6 +146,16 @@ class Request:
         self.synced_pages = 0
         self.needs_reset = False
         self.preemptions = 0
+        self.priority = priority
+        self.arrival = 0
+        self.deadline = deadline
+        self.overtaken = 0
+        self.cache_salt = cache_salt
+        self.reads_prefix = True
+        self.page_keys: PageKeys | None = None
+        self.published = 0
+        self.num_cached_tokens: int | None = None
+        self.controls: RequestControls | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_value: int | str | None = None
         self.error: str | None = None
@@ -170,6 +205,11 @@ class Request:
     def admission_rows(self) -> int:
         """Rows that must fit before it is admitted: all known tokens and one step of decode."""
         return min(self.length + 1, self.most_rows)
+
+    @property
+    def tokens(self) -> Int32[np.ndarray, " T"]:
+        """All known tokens, prompt and output; not to be written."""
+        return self._tokens[: self.length]
 
     def token(self, index: int) -> int:
         """Return one known token."""

@@ -4,7 +4,7 @@ Nothing here traces or compiles on the request path. A step whose cell has no pr
 piece by piece.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from bucketing.piecewise import Piece, PieceBuckets
 from bucketing.program_key import ProgramKey
 from bucketing.programs import CompileReport, NoProgramError, ProgramTable, compile_program
 from bucketing.step_inputs import StepInputs, StepOutputs
-from glm_jax.engine.lowering import LOGITS, LOGITS_ROWS, Lowering
+from glm_jax.engine.lowering import CONTROLS, LOGITS, LOGITS_ROWS, Lowering
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.piecewise import PiecewiseStep
 from glm_jax.model.cache import Cache, make_zeros
@@ -25,6 +25,8 @@ from glm_jax.model.piece_shapes import kinds_of
 from glm_jax.model.slots import Slots, empty_slots
 from glm_jax.model.storage import split_model
 from glm_jax.model.transformer import Transformer
+from glm_jax.sampling.controls import ControlUpdate
+from glm_jax.sampling.row_logprobs import RowLogprobs
 
 
 class Runner:
@@ -127,6 +129,18 @@ class Runner:
             reason = "outside the grid"
         return Served(Mode.PIECEWISE, self.lowering.engine.widest, reason, bucket)
 
+    def control(self, updates: Iterable[ControlUpdate]) -> None:
+        """Change the control lines of the slots, before the step that reads them.
+
+        Args:
+            updates: for one call of the controls program each.
+
+        Raises:
+            NoProgramError: it is not compiled; nothing is lost.
+        """
+        for update in updates:
+            self._slots = self.programs[CONTROLS](self._slots, update)
+
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         """Dispatch one step; the outputs stay on the device until fetched.
 
@@ -177,15 +191,49 @@ class Runner:
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
         """Float32 logits of chosen rows of a step."""
+        nothing = [0] * len(rows), [()] * len(rows)
+        parts = self._head_rows(outputs, rows, *nothing)
+        # One part is fetched before the next is made: they are large.
+        return np.concatenate([np.asarray(logits)[:count] for count, logits, _ in parts])
+
+    def logprobs(
+        self,
+        outputs: StepOutputs,
+        rows: Sequence[int],
+        targets: Sequence[int],
+        further: Sequence[Sequence[int]],
+    ) -> RowLogprobs:
+        """Log-probabilities at chosen rows of a step, by its raw logits.
+
+        Args:
+            outputs: of the step.
+            rows: at least one.
+            targets: a token of each.
+            further: more tokens of each, at most ``max_logprobs``.
+        """
+        parts = [(n, found) for n, _, found in self._head_rows(outputs, rows, targets, further)]
+        fetched = [[np.asarray(array)[:n] for array in found] for n, found in parts]
+        return RowLogprobs(*map(np.concatenate, zip(*fetched, strict=True)))
+
+    def _head_rows(
+        self,
+        outputs: StepOutputs,
+        rows: Sequence[int],
+        targets: Sequence[int],
+        further: Sequence[Sequence[int]],
+    ) -> Iterator[tuple[int, jax.Array, RowLogprobs]]:
+        """Yield, part by part, how many rows are meant, and what the head program makes of them."""
         hidden = outputs.hidden
         program = self.programs[Piece(LOGITS, hidden.shape[1])]
-        parts = []
         for start in range(0, len(rows), LOGITS_ROWS):
-            wanted = rows[start : start + LOGITS_ROWS]
-            index = np.zeros(LOGITS_ROWS, np.int32)
-            index[: len(wanted)] = wanted
-            parts.append(np.asarray(program(hidden, self._head_weight, index))[: len(wanted)])
-        return np.concatenate(parts)
+            part = slice(start, min(start + LOGITS_ROWS, len(rows)))
+            count = part.stop - start
+            index, target = np.zeros((2, LOGITS_ROWS), np.int32)
+            index[:count], target[:count] = rows[part], targets[part]
+            ids = np.zeros((LOGITS_ROWS, self.lowering.logprob_width), np.int32)
+            for line, more in enumerate(further[part]):
+                ids[line, : len(more)] = more
+            yield count, *program(hidden, self._head_weight, index, target, ids)
 
     def reset(self) -> None:
         """Make a new zero cache and empty slots: at the start, and after a lost step."""
@@ -194,7 +242,7 @@ class Runner:
             for array in self._cache:
                 array.delete()
         self._cache = self._make_cache()
-        self._slots = jax.device_put(empty_slots(self.limits, 1))
+        self._slots = jax.device_put(empty_slots(self.limits, 1, self.lowering.model.vocab_size))
 
     def snapshot(self) -> Cache:
         """A host copy of the whole cache, for tests and tools that inspect pages."""

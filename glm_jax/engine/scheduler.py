@@ -5,9 +5,7 @@ Per step: `schedule()` -> StepPlan, then `commit(plan, ...)` once its outputs ar
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 from jaxtyping import Integer
@@ -15,25 +13,24 @@ from jaxtyping import Integer
 from bucketing.grid import Grid
 from bucketing.loop_inputs import LoopOutputs
 from bucketing.step_time import RowEquivalents, StepTime
-from glm_jax.engine.admission import check_request, seed_for
-from glm_jax.engine.chunking import (
-    Decodes,
-    Piece,
-    Rules,
-    choose_pieces,
-    scored_pairs,
-)
+from glm_jax.engine.admission import check_queue, check_request
+from glm_jax.engine.chunking import Choice, Decodes, Rules, choose_pieces
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.decode_rows import choose_decodes
 from glm_jax.engine.draft_policy import DraftPolicy
 from glm_jax.engine.drafting import Drafting, policy_of
-from glm_jax.engine.looping import NO_LOOP, choose_loop, loop_results
+from glm_jax.engine.looping import choose_loop, loop_results
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import place
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.plan_rows import pages_told, write_plan
+from glm_jax.engine.prefix import PrefixCache
 from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
+from glm_jax.engine.request_book import RequestBook
 from glm_jax.engine.request_update import RequestUpdate, apply_result, follow
+from glm_jax.engine.residents import Residents
 from glm_jax.engine.results import Result, read_results
+from glm_jax.engine.waiting import WaitingQueue
 
 
 class Scheduler:
@@ -42,14 +39,16 @@ class Scheduler:
     Decode first: a decoding request gets its rows in every step (mixed policy). Then running
     prefills in order of admission, then the waiting ones in order of arrival. When a decode finds
     no page, the request admitted last loses its pages and recomputes them later; its tokens stay.
+    With scheduling_policy "priority" the lowest priority value comes first everywhere, arrival
+    second, and the last one loses its pages.
 
     Attributes:
         config: The engine's options.
         grid: The cells a step can use.
         step_time: Predicts the time of a step; cuts and places prefill rows.
         pages: The pool of the rank.
-        running: Requests with a slot, oldest admission first.
-        waiting: Requests without, next first.
+        prefix: Finds and publishes its pages.
+        waiting: Requests without a slot, next first.
         drafting: Decides which drafts are made.
         preemptions: How often a request lost its pages to another.
         pool_resets: How often the whole pool was lost.
@@ -83,15 +82,18 @@ class Scheduler:
         policy = draft_policy or policy_of(config, grid, self.step_time)
         self.drafting = Drafting(policy, pages, writes_ahead=drafts_write_ahead)
         self.limits = config.limits()
-        self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        by_priority = config.scheduling_policy == "priority"
+        self.prefix = PrefixCache(
+            pages, enabled=config.enable_prefix_caching, drafts=config.num_drafts > 0
+        )
+        self.waiting = WaitingQueue(by_priority=by_priority)
         self.preemptions = 0
         self.pool_resets = 0
-        self._requests: dict[str, Request] = {}
-        self._free_slots = list(range(config.max_num_seqs))
-        self._arrivals = 0
+        self._residents = Residents(
+            pages, self.prefix, config.max_num_seqs, by_priority=by_priority
+        )
+        self._book = RequestBook(config.seed)
         self._in_flight: StepPlan | None = None
-        self._ended_in_flight: list[Request] = []
         self._last_step_prefilled = False
         # Prompts that could have ended in the last planned step, but wait for a better fit.
         self._held: frozenset[str] = frozenset()
@@ -99,18 +101,23 @@ class Scheduler:
     # Requests come and go.
 
     @property
+    def running(self) -> Sequence[Request]:
+        """Requests with a slot, first served first."""
+        return self._residents.requests
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._requests)
+        return len(self._book) > 0
 
     @property
     def num_unfinished(self) -> int:
         """How many requests wait or run."""
-        return len(self._requests)
+        return len(self._book)
 
     def get(self, request_id: str) -> Request | None:
         """Return an unfinished request."""
-        return self._requests.get(request_id)
+        return self._book.get(request_id)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -118,12 +125,12 @@ class Scheduler:
         Raises:
             RequestRefusedError: It can never run: empty, too long for max_model_len or the pool,
                 or its id is in use. Nothing was queued.
+            QueueFullError: As many wait as may; nothing was queued.
         """
-        check_request(request, self.config, self.pages, self._requests)
-        request.seed = seed_for(request.params.seed, self.config.seed, self._arrivals)
-        self._arrivals += 1
-        self._requests[request.request_id] = request
-        self.waiting.append(request)
+        check_request(request, self.config, self.pages, self._book)
+        check_queue(request, self.config, len(self.waiting))
+        self._book.add(request)
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """End a request at any moment; None if the id is unknown or ended, so twice is harmless.
@@ -142,13 +149,20 @@ class Scheduler:
         error: str | None = None,
     ) -> RequestUpdate | None:
         """End a request from outside, for example at a stop string; None if it is not running."""
-        request = self._requests.get(request_id)
+        request = self._book.get(request_id)
         if request is None:
             return None
         request.stop_value = stop_value
         request.error = error
         self._end(request, FinishReason(reason))
         return RequestUpdate(request, [], request.finish_reason)
+
+    def expire(self, now: float) -> list[RequestUpdate]:
+        """End the requests whose deadline has passed, wherever they are."""
+        error = "its deadline passed before it ended; give it more time, or ask for fewer tokens"
+        late = self._book.expired(now)
+        updates = (self.finish(name, FinishReason.ABORT, error=error) for name in late)
+        return [update for update in updates if update is not None]
 
     def fail(self, request_ids: Iterable[str], error: str) -> list[RequestUpdate]:
         """End the named requests with an error; the others are not touched."""
@@ -157,24 +171,13 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """Take a request out of the queues and free what it held, after a step in flight."""
-        was_running = request.status is RequestStatus.RUNNING
-        (self.running if was_running else self.waiting).remove(request)
-        del self._requests[request.request_id]
+        if request.status is RequestStatus.RUNNING:
+            self._residents.leave(request, in_flight=self._in_flight is not None)
+        else:
+            self.waiting.remove(request)
+        self._book.remove(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
-        if was_running and self._in_flight is not None:
-            self._ended_in_flight.append(request)
-        elif was_running:
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        """Give back a request's pages and slot."""
-        self.pages.release(reversed(request.pages))
-        assert request.slot is not None, f"{request} holds pages without a slot"
-        heappush(self._free_slots, request.slot)
-        request.pages = []
-        request.synced_pages = 0
-        request.slot = None
 
     # One step.
 
@@ -192,111 +195,102 @@ class Scheduler:
                 f"a step is in flight ({self._in_flight.kind}, cell "
                 f"{tuple(self._in_flight.cell)}). Commit or cancel it before the next one."
             )
-        if not self._requests:
+        if not self.has_unfinished:
             return None
-        decodes, pieces = self._choose()
+        decodes, choice = self._choose()
+        pieces = choice.pieces
         assert decodes.requests or pieces, (
             f"no rows for {self.running=} {self.waiting=} {self.pages.free=}"
         )
         placement = place(self.grid, self.limits, self.step_time, decodes, pieces)
-        for request, rows in pieces:
-            if request.slot is None:
-                self._admit(request)
-            self.pages.extend(request.pages, request.computed + rows)
+        cached = self._admit(choice)
+        for piece in pieces:
+            self.pages.extend(piece.request.pages, piece.start + piece.rows)
         following = self.drafting.decide(decodes, pieces, self.running)
         idle = len(self.running) + len(self.waiting) - len(decodes.requests)
         looping = choose_loop(self.config, self.step_time, placement, decodes, idle)
         if looping.steps > 1:
             following = looping.grow(self.pages, self.limits, decodes, following)
         plan = write_plan(self.pages, placement, decodes.requests, following)
-        if looping != NO_LOOP:
-            plan = dataclasses.replace(plan, loop_steps=looping.steps, loop_reason=looping.reason)
-        self._in_flight = plan
+        self._in_flight = plan = dataclasses.replace(
+            plan,
+            loop_steps=looping.steps,
+            loop_reason=looping.reason,
+            cached_tokens=cached,
+            prefix_waits=choice.prefix_waits,
+        )
         return plan
 
-    def _choose(self) -> tuple[Decodes, Sequence[Piece]]:
+    def _choose(self) -> tuple[Decodes, Choice]:
         """Return who decodes and which prefill rows are computed, by the step policy."""
         if self.config.step_policy == "mixed":
             decodes, preempted = self._choose_decodes()
             return decodes, self._choose_pieces(decodes, admit=not preempted)
         if self.config.step_policy == "prefill_first" or not self._last_step_prefilled:
-            pieces = self._choose_pieces(Decodes(), admit=True)
-            if pieces:
-                return Decodes(), pieces
+            choice = self._choose_pieces(Decodes(), admit=True)
+            if choice.pieces:
+                return Decodes(), choice
         decodes, preempted = self._choose_decodes()
         if decodes.requests:
-            return decodes, ()
+            return decodes, Choice()
         return decodes, self._choose_pieces(decodes, admit=not preempted)
 
     def _choose_decodes(self) -> tuple[Decodes, bool]:
         """Return the decodes, with pages for their rows, and whether someone was preempted."""
         before = self.preemptions
-        decodes = []
-        width, pairs, size = 1, 0, self.pages.page_size
-        for request in tuple(self.running):
-            if request.status is not RequestStatus.RUNNING or not request.decoding:
-                continue
-            end = request.computed + 1 + len(request.draft_token_ids)
-            # Most steps stay within the last page.
-            if end > len(request.pages) * size and not self._make_room(request, end):
-                continue
-            rows = 1 + len(request.draft_token_ids)
-            decodes.append(request)
-            width = max(width, rows)
-            pairs += scored_pairs(request.computed, rows)
-        return Decodes(decodes, width, pairs), self.preemptions > before
+        decodes = choose_decodes(self._residents.requests, self.pages, self._preempt)
+        return decodes, self.preemptions > before
 
-    def _make_room(self, request: Request, rows: int) -> bool:
-        """Give a decode pages for its rows, by preemption if need be; False if it was the victim.
-
-        Drafts that find no free page are dropped: nobody is preempted for them. Requests are
-        served oldest first, so a victim was not served before.
-        """
-        pages = self.pages
-        fitting = (len(request.pages) + pages.free) * pages.page_size
-        rows = max(request.computed + 1, min(rows, fitting))
-        request.draft_token_ids = request.draft_token_ids[: rows - request.computed - 1]
-        missing = pages.pages_for(rows) - len(request.pages)
-        while missing > pages.free:
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return False
-        pages.extend(request.pages, rows)
-        return True
-
-    def _choose_pieces(self, decodes: Decodes, *, admit: bool) -> Sequence[Piece]:
+    def _choose_pieces(self, decodes: Decodes, *, admit: bool) -> Choice:
         """Return the prefill rows; `admit` is off in a step that preempted."""
-        waiting: Sequence[Request] = self.waiting if admit else ()
-        rules = Rules(self.config, self.grid, self.pages, self.step_time)
-        pieces, self._held = choose_pieces(rules, decodes, self.running, waiting, self._held)
-        return pieces
+        waiting = tuple(self.waiting) if admit else ()
+        # Together with all that run and wait, as far as there are slots.
+        together = min(self.config.max_num_seqs, len(self.running) + len(waiting))
+        rules = Rules(
+            self.config,
+            self.grid,
+            self.pages,
+            self.step_time,
+            self.prefix,
+            drafter=self.drafting.policy.would_draft(together),
+        )
+        choice = choose_pieces(rules, decodes, self.running, waiting, self._held)
+        self._held = choice.held
+        return choice
 
-    def _admit(self, request: Request) -> None:
-        """Give a waiting request a slot; the device must reset it."""
-        self.waiting.remove(request)
-        request.status = RequestStatus.RUNNING
-        request.slot = heappop(self._free_slots)
-        request.needs_reset = True
-        self.running.append(request)
-        together = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
-        self.drafting.policy.admit(request, together)
+    def _admit(self, choice: Choice) -> int:
+        """Give slots to the waiting requests of a choice; return their tokens found in the cache.
+
+        All cached pages are taken before anybody is given a new one, which may evict one.
+        """
+        found = 0
+        for request in choice.overtaken:
+            request.overtaken += 1
+        for piece in choice.pieces:
+            request = piece.request
+            if request.slot is not None:
+                continue
+            together = min(self.config.max_num_seqs, len(self.running) + len(self.waiting))
+            self.waiting.remove(request)
+            self.drafting.policy.admit(request, together)
+            self._residents.admit(request, piece.cached)
+            found += piece.start
+        return found
 
     def _preempt(self, request: Request) -> None:
-        """Take a running request's pages and slot; it is next in line to be recomputed."""
+        """Take a running request's pages and slot; it waits for its turn to be recomputed."""
         self.preemptions += 1
         request.preemptions += 1
-        self.running.remove(request)
+        self._residents.leave(request, in_flight=False)
         self._requeue(request)
-        self._release(request)
 
     def _requeue(self, request: Request) -> None:
-        """Put a request at the head of the queue, its tokens kept, its rows to be recomputed."""
+        """Let a request wait again, its tokens kept, its rows to be recomputed."""
         request.status = RequestStatus.PREEMPTED
         request.computed = 0
         request.prefill_end = request.length
         request.draft_token_ids = ()
-        self.waiting.appendleft(request)
+        self.waiting.add(request)
 
     def commit(
         self,
@@ -322,8 +316,20 @@ class Scheduler:
             RuntimeError: `plan` is not in flight, or the outputs cannot be its outputs; nothing
                 was changed.
         """
+        drawn = chunk_tokens, group_tokens, group_accepted, drafts
+        return self.commit_parts(plan, [(plan, drawn)])
+
+    def commit_parts(
+        self, plan: StepPlan, parts: Iterable[tuple[StepPlan, Sequence[np.ndarray | None]]]
+    ) -> list[RequestUpdate]:
+        """Take the outputs of a step that ran as several programs; as `commit` does.
+
+        Args:
+            plan: The step in flight.
+            parts: The plan of each program, and what it drew, in the order `commit` takes it.
+        """
         self._check_in_flight(plan)
-        results = read_results(plan, chunk_tokens, group_tokens, group_accepted, drafts)
+        results = [result for part, drawn in parts for result in read_results(part, *drawn)]
         self._land()
         return self._apply(plan, results)
 
@@ -356,6 +362,7 @@ class Scheduler:
                 continue
             request.synced_pages = pages_told(self.pages, result.entry)
             update = apply_result(result)
+            self.prefix.publish(request)
             if update is None:
                 continue
             updates.append(update)
@@ -377,13 +384,9 @@ class Scheduler:
         step in flight, if any, is dropped.
         """
         self.pool_resets += 1
-        self._land()
-        for request in reversed(self.running):
+        self._in_flight = None
+        for request in self._residents.clear():
             self._requeue(request)
-            self._release(request)
-        self.running.clear()
-        self.pages.clear()
-        heapify(self._free_slots)
 
     def _check_in_flight(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:
@@ -393,8 +396,6 @@ class Scheduler:
             )
 
     def _land(self) -> None:
-        """The step in flight is over: release who ended during it."""
+        """The step in flight is over."""
         self._in_flight = None
-        ended, self._ended_in_flight = self._ended_in_flight, []
-        for request in ended:
-            self._release(request)
+        self._residents.land()

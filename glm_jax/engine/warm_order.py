@@ -9,7 +9,7 @@ from bucketing.loop_inputs import LoopKey
 from bucketing.piecewise import PieceBuckets
 from bucketing.program_key import ProgramKey
 from glm_jax.engine.config import EngineConfig
-from glm_jax.engine.lowering import logits_key
+from glm_jax.engine.lowering import CONTROLS, logits_key
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.piece_shapes import kinds_of
 
@@ -36,9 +36,9 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
     cells = engine.grid().cells()
     mode = engine.execution_mode
     if mode == "eager":
-        return WarmOrder(tuple(dict.fromkeys(map(logits_key, cells))), ())
+        return WarmOrder((CONTROLS, *dict.fromkeys(map(logits_key, cells))), ())
     if mode == "piecewise":
-        return WarmOrder(_first_pieces(engine, pieces), pieces.rest)
+        return WarmOrder((CONTROLS, *_first_pieces(engine, pieces)), pieces.rest)
     hot = hot_cells(engine.grid(), 1 + engine.num_drafts)
     waited = {"none": (), "hot": hot, "all": cells}[engine.grid_warm]
     if mode == "full":
@@ -47,6 +47,8 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
     later = [cell for cell in (*hot, *cells) if cell not in waited]
     needs_pieces = mode == "auto" and (later or not engine.grid().complete)
     now = [*(_first_pieces(engine, pieces) if needs_pieces else ()), *_with_logits(waited)]
+    # Only requests with controls need it, but then a step cannot do without.
+    now.append(CONTROLS)
     now += _loops(engine, waited)
     rest = [*_with_logits(later), *(pieces.rest if needs_pieces else ()), *_loops(engine, later)]
     now = dict.fromkeys(now)
@@ -54,8 +56,11 @@ def warm_order(model: GlmConfig, engine: EngineConfig) -> WarmOrder:
 
 
 def _with_logits(cells: tuple[Cell, ...] | list[Cell]) -> tuple[ProgramKey, ...]:
-    """Cells, then the programs that turn their rows into logits."""
-    return (*cells, *map(logits_key, cells))
+    """Cells, each behind the program that turns its rows into logits and log-probabilities.
+
+    So whatever a step runs by, what its requests want of its rows is there.
+    """
+    return tuple(key for cell in cells for key in (logits_key(cell), cell))
 
 
 def _loops(engine: EngineConfig, cells: Iterable[Cell]) -> list[LoopKey]:

@@ -9,6 +9,7 @@ from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.model.head import logits_of
 from glm_jax.model.rows import Rows
 from glm_jax.model.slots import Slots
+from glm_jax.sampling.controls import ControlRows
 from glm_jax.sampling.sampler import RowSettings, sample
 
 
@@ -35,6 +36,20 @@ class Drawn(NamedTuple):
         )
 
 
+class Sampled(NamedTuple):
+    """Rows that may be drawn at.
+
+    Attributes:
+        row: in the layout of the inputs.
+        wanted: whether the draw is asked for.
+        number: of the draw among those of its request, from 0; negative before the first.
+    """
+
+    row: Int[Array, " S"]
+    wanted: Bool[Array, " S"]
+    number: Int[Array, " S"]
+
+
 def draw_tokens(
     head: Float[Array, "V D"],
     hidden: Float[Array, "n D"],
@@ -54,15 +69,15 @@ def draw_tokens(
         place: where each row of the layout stands in ``hidden``; None if there. With it only
             ``n`` logits are computed, however many rows the layout could sample.
     """
-    sampled, wanted = _sampled_rows(inputs)
-    count = sampled.shape[0]
+    sampled = _sampled_rows(inputs)
+    count = sampled.row.shape[0]
     if place is None or hidden.shape[0] >= count:
-        drawn = _draw(head, hidden, slots, rows, sampled, wanted, place)
+        drawn = _draw(head, hidden, slots, rows, sampled, place)
     else:
-        chosen = jnp.nonzero(wanted, size=hidden.shape[0], fill_value=count)[0]
-        real = chosen < count
+        chosen = jnp.nonzero(sampled.wanted, size=hidden.shape[0], fill_value=count)[0]
         safe = jnp.minimum(chosen, count - 1)
-        few = _draw(head, hidden, slots, rows, sampled[safe], real, place)
+        asked = Sampled(sampled.row[safe], chosen < count, sampled.number[safe])
+        few = _draw(head, hidden, slots, rows, asked, place)
         drawn = jnp.zeros((count,), few.dtype).at[chosen].set(few, mode="drop")
     chunks = inputs.chunk_slot.shape[0]
     chunk_tokens, group_tokens = drawn[:chunks], drawn[chunks:].reshape(inputs.group_tokens.shape)
@@ -71,8 +86,8 @@ def draw_tokens(
     return slots, Drawn(chunk_tokens, group_tokens, accepted)
 
 
-def _sampled_rows(inputs: StepInputs) -> tuple[Int[Array, " S"], Bool[Array, " S"]]:
-    """Rows that may be drawn at (chunk ends, then all group rows), and which of them are asked."""
+def _sampled_rows(inputs: StepInputs) -> Sampled:
+    """Rows that may be drawn at: chunk ends, then all group rows."""
     groups, width = inputs.group_tokens.shape
     prefill_rows = inputs.prefill_tokens.shape[0]
     chunk_last = jnp.maximum(inputs.chunk_start[1:] - 1, 0)
@@ -81,7 +96,8 @@ def _sampled_rows(inputs: StepInputs) -> tuple[Int[Array, " S"], Bool[Array, " S
     # From a group's last known row on: its next token, then what its drafts are compared with.
     draw = jnp.arange(width) - (inputs.group_known - 1)[:, None]
     wanted = inputs.group_sampled[:, None] & (draw >= 0) & (draw <= inputs.group_drafts[:, None])
-    return sampled, jnp.concatenate([inputs.chunk_sampled, wanted.reshape(-1)])
+    number = jnp.concatenate([jnp.zeros_like(chunk_last), draw.reshape(-1)])
+    return Sampled(sampled, jnp.concatenate([inputs.chunk_sampled, wanted.reshape(-1)]), number)
 
 
 def _draw(
@@ -89,11 +105,11 @@ def _draw(
     hidden: Float[Array, "n D"],
     slots: Slots,
     rows: Rows,
-    sampled: Int[Array, " S"],
-    wanted: Bool[Array, " S"],
+    sampled: Sampled,
     place: Int[Array, " N"] | None,
 ) -> Int[Array, " S"]:
-    owner = rows.slots[sampled]
+    row, wanted = sampled.row, sampled.wanted
+    owner = rows.slots[row]
     settings = RowSettings(
         # A row nobody reads is greedy: it must not switch the costly branch on.
         temperature=jnp.where(wanted, slots.temperature[owner], 0.0),
@@ -101,12 +117,15 @@ def _draw(
         top_p=slots.top_p[owner],
         min_p=slots.min_p[owner],
         seed=slots.seed[owner],
-        position=rows.positions[sampled] + 1,
+        position=rows.positions[row] + 1,
         min_length=jnp.where(wanted, slots.min_length[owner], 0),
         stop_ids=slots.stop_ids[owner],
     )
-    standing = sampled if place is None else jnp.minimum(place[sampled], hidden.shape[0] - 1)
-    return sample(logits_of(hidden, head, standing), settings)
+    lines, controls = slots.controls, None
+    if lines is not None:
+        controls = ControlRows(lines, slots.drafts, owner, sampled.number, wanted)
+    standing = row if place is None else jnp.minimum(place[row], hidden.shape[0] - 1)
+    return sample(logits_of(hidden, head, standing), settings, controls)
 
 
 def _accepted(

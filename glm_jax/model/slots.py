@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from bucketing.step_inputs import Limits, StepInputs
+from glm_jax.sampling.controls import ROW_BANS, ControlLines, ControlUpdate, update_lines
 
 
 class Slots(NamedTuple):
@@ -28,11 +29,27 @@ class Slots(NamedTuple):
     seed: UInt[Array, "slots 2"]
     min_length: Int[Array, " slots"]  # stop ids are banned below this sequence length
     stop_ids: Int[Array, "slots T"]
+    control_active: Bool[Array, " slots"]  # the rest as in `ControlLines`; a step only reads them
+    token_counts: Int[Array, "slots V"]
+    bias: Float[Array, "slots V"]
+    penalties: Float[Array, "slots 3"]
+    row_bans: Int[Array, "slots k+1 B"]
+    row_force: Int[Array, "slots k+1"]
+
+    @property
+    def controls(self) -> ControlLines | None:
+        """The control lines; None where they were left out."""
+        return ControlLines(*self[-len(ControlLines._fields) :]) if self.bias.shape[-1] else None
 
 
-def slot_shapes(limits: Limits) -> Slots:
-    """Shapes and types of one rank's slots, pad slot included."""
-    slots = limits.max_num_seqs + 1
+def slot_shapes(limits: Limits, vocabulary: int = 0) -> Slots:
+    """Shapes and types of one rank's slots, pad slot included.
+
+    Args:
+        limits: array widths of a step.
+        vocabulary: V, logits per row; 0 leaves out the control lines, and what steps do with them.
+    """
+    slots, width = limits.max_num_seqs + 1, limits.num_drafts + 1
 
     def shape(*rest: int, dtype: type = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct((slots, *rest), dtype)
@@ -49,16 +66,22 @@ def slot_shapes(limits: Limits) -> Slots:
         seed=shape(2, dtype=jnp.uint32),
         min_length=shape(),
         stop_ids=shape(limits.stop_ids),
+        control_active=shape(dtype=jnp.bool_),
+        token_counts=shape(vocabulary),
+        bias=shape(vocabulary, dtype=jnp.float32),
+        penalties=shape(3, dtype=jnp.float32),
+        row_bans=shape(width, ROW_BANS),
+        row_force=shape(width),
     )
 
 
-def empty_slots(limits: Limits, ranks: int) -> Slots:
-    """Host arrays of empty slots with the rank axis in front."""
+def empty_slots(limits: Limits, ranks: int, vocabulary: int = 0) -> Slots:
+    """Host arrays of empty slots with the rank axis in front; see `slot_shapes`."""
 
     def empty(spec: Any) -> Any:
         return np.zeros((ranks, *spec.shape), spec.dtype)
 
-    return jax.tree.map(empty, slot_shapes(limits))
+    return jax.tree.map(empty, slot_shapes(limits, vocabulary))
 
 
 def update_slots(slots: Slots, inputs: StepInputs) -> Slots:
@@ -82,6 +105,14 @@ def update_slots(slots: Slots, inputs: StepInputs) -> Slots:
         min_length=reset(slots.min_length, inputs.reset_min_length),
         stop_ids=reset(slots.stop_ids, inputs.reset_stop_ids),
     )
+
+
+def update_controls(slots: Slots, update: ControlUpdate) -> Slots:
+    """The controls program: apply an update to the lines; both with the rank axis, of size 1."""
+    one, update = jax.tree.map(lambda array: array[0], (slots, update))
+    assert one.controls is not None
+    lines = update_lines(one.controls, update)
+    return Slots(*slots[: -len(lines)], *(array[None] for array in lines))
 
 
 def keep_drafts(

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
+from glm_jax.sampling.controls import ControlRows, apply_controls
+
 
 class RowSettings(NamedTuple):
     """Sampling settings of each sampled row."""
@@ -24,15 +26,26 @@ class RowSettings(NamedTuple):
     stop_ids: Int[Array, "S T"]
 
 
-def sample(logits: Float[Array, "S V"], rows: RowSettings) -> Int[Array, " S"]:
+def sample(
+    logits: Float[Array, "S V"], rows: RowSettings, controls: ControlRows | None = None
+) -> Int[Array, " S"]:
     """Draw a token for every row; greedy rows take the largest logit, the lowest id among equals.
 
-    Order as in vLLM: banned stop ids, temperature, min-p, top-k, top-p, then the draw.
+    Order as in vLLM: allowed ids, bad words and bias, banned stop ids, penalties, temperature,
+    min-p, top-k, top-p, then the draw. (Stop ids come first here: no bias and no penalty lifts
+    -inf, and a forced token must stay allowed.)
+
+    Args:
+        logits: float32.
+        rows: their settings.
+        controls: what else changes the logits; None where no slot can have any.
     """
     banned = rows.position < rows.min_length
     logits = jax.lax.cond(
         jnp.any(banned), lambda: _ban_stop_ids(logits, rows, banned), lambda: logits
     )
+    if controls is not None:
+        logits = apply_controls(logits, controls)
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     warm = rows.temperature > 0
     return jax.lax.cond(

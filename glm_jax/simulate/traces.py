@@ -5,12 +5,16 @@ Reads the Azure LLM inference traces (CSV), Mooncake's (JSON lines), and draws t
 
 import csv
 import json
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+# Tokens that a block id of Mooncake's traces stands for.
+BLOCK_TOKENS = 512
 
 
 class Arrival(NamedTuple):
@@ -20,11 +24,24 @@ class Arrival(NamedTuple):
         time: Seconds after the first arrival.
         prompt: Prompt tokens, at least 1.
         output: Generated tokens, at least 1.
+        blocks: An id of each `BLOCK_TOKENS` prompt tokens, the last ones included even if they are
+            fewer: requests that begin with the same ids begin with the same tokens. Empty where a
+            trace does not tell.
     """
 
     time: float
     prompt: int
     output: int
+    blocks: Sequence[int] = ()
+
+    def tokens(self) -> Sequence[int]:
+        """Return prompt tokens that are alike exactly where the blocks are; 0 where none are known.
+
+        They are even numbers, of no vocabulary: odd ones are left for what is generated.
+        """
+        tokens = np.repeat(2 * np.array(self.blocks, np.int32), BLOCK_TOKENS)[: self.prompt]
+        # A list would be many times as large.
+        return array("i", tokens.tobytes() or bytes(tokens.itemsize * self.prompt))
 
 
 class Lengths(NamedTuple):
@@ -90,9 +107,23 @@ def _read_mooncake(path: Path) -> list[Arrival]:
     with path.open() as lines:
         rows = (json.loads(line) for line in lines if line.strip())
         return [
-            Arrival(row["timestamp"] / 1e3, row["input_length"], row["output_length"])
+            Arrival(
+                row["timestamp"] / 1e3, row["input_length"], row["output_length"], _blocks_of(row)
+            )
             for row in rows
         ]
+
+
+def _blocks_of(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the block ids of a line; none where the line has no such field."""
+    blocks = tuple(row.get("hash_ids", ()))
+    expected = -(-row["input_length"] // BLOCK_TOKENS)
+    if blocks and len(blocks) != expected:
+        raise ValueError(
+            f"{len(blocks)} hash_ids for an input_length of {row['input_length']}; allowed: "
+            f"{expected}, one per {BLOCK_TOKENS} tokens"
+        )
+    return blocks
 
 
 def generate(kind: Lengths, count: int, seed: int = 0) -> list[Arrival]:
@@ -135,4 +166,11 @@ def _from_zero(arrivals: Sequence[Arrival]) -> list[Arrival]:
     """Order by time, start at zero, and give every request at least one token each way."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.time)
     start = ordered[0].time
-    return [Arrival(time - start, max(p, 1), max(o, 1)) for time, p, o in ordered]
+    return [
+        arrival._replace(
+            time=arrival.time - start,
+            prompt=max(arrival.prompt, 1),
+            output=max(arrival.output, 1),
+        )
+        for arrival in ordered
+    ]

@@ -1,11 +1,11 @@
 """Drives the real scheduler, page pool and grid by a trace, with step times from a model.
 
-Only the device is missing: a step takes what the model predicts, tokens are zeros, and of a
-group's drafts a fixed share is accepted. A request ends as at EOS, so nobody knows in advance.
-Time without work is skipped.
+Only the device is missing: a step takes what the model predicts, what it generates only tells that
+step from others, and of a group's drafts a fixed share is accepted. A request ends as at EOS, so
+nobody knows in advance. Time without work is skipped. Prompts begin alike where the trace says so,
+and only then.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -25,8 +25,6 @@ from glm_jax.engine.request import Request
 from glm_jax.engine.scheduler import Scheduler
 from glm_jax.sampling.params import SamplingParams
 from glm_jax.simulate.traces import Arrival
-
-TOKEN_BYTES = array("i").itemsize
 
 
 class Speculation(NamedTuple):
@@ -56,6 +54,8 @@ class VirtualRun:
         tokens: Tokens emitted.
         ttft: Seconds from arrival to the first token, per request in order of that token.
         tbt: Seconds between steps that gave a request tokens.
+        cached: Prompt tokens found in the prefix cache, per request in order of its first token.
+        prefix_waits: How often a request waited a step for a page that another was writing.
         preemptions: How often a request lost its pages.
     """
 
@@ -67,6 +67,8 @@ class VirtualRun:
         self.tokens = 0
         self.ttft: list[float] = []
         self.tbt: list[float] = []
+        self.cached: list[int] = []
+        self.prefix_waits = 0
         self.preemptions = 0
 
     def quantiles(self, name: str, shares: Sequence[float] = (0.5, 0.99)) -> list[float]:
@@ -88,6 +90,8 @@ class VirtualTime:
         grid: Grid,
         step_time: StepTime,
         speculation: Speculation | None = None,
+        *,
+        pool: PagePool | None = None,
     ) -> None:
         """Start with nothing queued.
 
@@ -96,6 +100,7 @@ class VirtualTime:
             grid: The cells; those of `config` or others.
             step_time: Both what the scheduler plans by and what a step takes.
             speculation: None decodes one token per step.
+            pool: By default as many pages as the options say.
 
         Raises:
             ValueError: A group of all drafts fits no decode width, or cannot emit so many tokens.
@@ -109,7 +114,7 @@ class VirtualTime:
                 "largest width."
             )
         self.step_time = step_time
-        pool = PagePool(config.pool_pages, config.page_size)
+        pool = pool or PagePool(config.pool_pages, config.page_size)
         policy = FixedDrafts(drafts)
         self.scheduler = Scheduler(config, grid, pool, step_time, draft_policy=policy)
         self._arrived: dict[str, float] = {}
@@ -138,7 +143,10 @@ class VirtualTime:
         # Room beyond the end, or the last groups would be narrower than those of a real engine.
         most = arrival.output + self.speculation.drafts + 1
         params = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)
-        self.scheduler.add(Request(name, array("i", bytes(TOKEN_BYTES * arrival.prompt)), params))
+        request = Request(name, arrival.tokens(), params)
+        # Prompts that nothing is known of would all be alike.
+        request.reads_prefix = bool(arrival.blocks)
+        self.scheduler.add(request)
         self._arrived[name] = arrival.time
         self._left[name] = arrival.output
 
@@ -149,6 +157,7 @@ class VirtualTime:
         run.now += seconds
         run.steps.append(rows_of(plan))
         run.seconds.append(seconds)
+        run.prefix_waits += plan.prefix_waits
         outputs = self._outputs(plan, len(run.steps))
         for update in self.scheduler.commit(plan, *outputs):
             name = update.request_id
@@ -157,6 +166,7 @@ class VirtualTime:
                 run.tbt.append(run.now - self._last[name])
             else:
                 run.ttft.append(run.now - arrived)
+                run.cached.append(update.request.num_cached_tokens or 0)
             self._last[name] = run.now
             left = self._left[name]
             new = min(len(update.new_token_ids), left)
@@ -167,26 +177,28 @@ class VirtualTime:
                 del self._last[name], self._left[name]
 
     @cached_property
-    def _zeros(self) -> dict[Cell, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Drawn tokens and drafts by cell: all zero."""
+    def _drawn(self) -> dict[Cell, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Arrays of drawn tokens and drafts by cell."""
         return {}
 
     def _outputs(self, plan: StepPlan, number: int) -> tuple[np.ndarray, ...]:
         """Return what the device would: tokens of chunks and groups, accepted and new drafts."""
         cell = plan.cell
-        drawn = self._zeros.get(cell)
+        drawn = self._drawn.get(cell)
         if drawn is None:
             chunks = self.scheduler.limits.chunks(cell)
             tokens = np.zeros((1, chunks), np.int32)
             group_tokens = np.zeros((1, cell.groups, cell.width), np.int32)
             drafts = np.zeros((1, chunks + cell.groups, self.speculation.drafts), np.int32)
-            drawn = self._zeros[cell] = tokens, group_tokens, drafts
+            drawn = self._drawn[cell] = tokens, group_tokens, drafts
         accepted = np.zeros((1, cell.groups), np.int32)
         accepted[0, : len(plan.group_entries)] = [
             self.speculation.accepted(number + (entry.request.slot or 0), entry.drafts)
             for entry in plan.group_entries
         ]
         chunk_tokens, group_tokens, drafts = drawn
+        # Odd, as no prompt's; were they alike, the cache would find what follows equal prompts.
+        chunk_tokens[:] = group_tokens[:] = 2 * number + 1
         return chunk_tokens, group_tokens, accepted, drafts
 
 

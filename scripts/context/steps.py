@@ -133,7 +133,7 @@ class Steps:
     def slots(self, work: Work, context: int) -> Slots:
         """Greedy requests, each with pages of its own, as long as the step needs them."""
         limits = self.lowering.limits
-        slots = empty_slots(limits, 1)
+        slots = empty_slots(limits, 1, self.lowering.model.vocab_size)
         own = 1 + np.arange(limits.max_num_seqs * limits.pages_per_seq, dtype=np.int32)
         slots.page_table[0, :-1] = own.reshape(limits.max_num_seqs, limits.pages_per_seq)
         slots.computed[0, :-1] = context - (work.cell.prefill or 1)

@@ -6,7 +6,7 @@ from random import Random
 from glm_jax import SamplingParams
 from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.engine import Engine
-from glm_jax.engine.outputs import StepRecord
+from glm_jax.engine.outputs import RequestOutput, StepRecord
 from glm_jax.engine.plan import PlanEntry, StepPlan
 from glm_jax.engine.request import RowClass
 from scripts.fuzz_drafts import ScriptedDrafts, scripts_for
@@ -30,15 +30,25 @@ class Company:
         plans: Of the steps, in order.
         records: Of the same steps.
         expected: The tokens alone by request id.
+        outputs: The results by request id, once all have ended.
     """
 
     def __init__(
-        self, llm, asked: Mapping[str, Asked], *, drafts=K, drafter="half", target=None, **options
+        self,
+        llm,
+        asked: Mapping[str, Asked],
+        *,
+        drafts=K,
+        drafter="half",
+        target=None,
+        expected=None,
+        **options,
     ) -> None:
         self.asked = asked
-        self.expected = {name: tokens_alone(llm, one) for name, one in asked.items()}
+        self.expected = expected or {name: tokens_alone(llm, one) for name, one in asked.items()}
         self.plans: list[StepPlan] = []
         self.records: list[StepRecord] = []
+        self.outputs: dict[str, RequestOutput] = {}
         target = target or llm
         target.runner.reset()
         self.engine = Engine(
@@ -75,6 +85,7 @@ class Company:
             self.step()
         for name, tokens in self.expected.items():
             output, _ = self.engine.release(name)
+            self.outputs[name] = output
             completion = output.outputs[0]
             assert completion.finish_reason in ("length", "stop", "abort")
             if completion.finish_reason == "abort":
@@ -83,7 +94,7 @@ class Company:
             assert output.drafts.accepted_tokens == sum(self.accepted(name))
         scheduler = self.engine.scheduler
         assert scheduler.pages.free == scheduler.pages.capacity
-        assert sorted(scheduler._free_slots) == list(range(scheduler.config.max_num_seqs))
+        assert sorted(scheduler._residents.free_slots) == list(range(scheduler.config.max_num_seqs))
 
     def accepted(self, name: str) -> list[int]:
         """How many drafts each verifying step accepted for a request."""

@@ -16,6 +16,7 @@ from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served, full
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.sampling.params import SamplingParams
+from glm_jax.sampling.row_logprobs import RowLogprobs
 from glm_jax.tokenizer import Tokenizer
 
 # The text of each token, and how a byte-level vocabulary writes it.
@@ -29,6 +30,20 @@ OPTIONS = {
     "prefill_buckets": (4,),
     "group_buckets": (1,),
 }
+
+
+def logprob_of(hidden: int, token: int) -> float:
+    """A number that no other row and token has; float32 holds it exactly."""
+    return -float(hidden * VOCABULARY + token) / 2**10
+
+
+def top_ids_of(hidden: int) -> list[int]:
+    """All tokens, the most likely first; different in every row."""
+    return [(hidden + n) % VOCABULARY for n in range(VOCABULARY)]
+
+
+def rank_of(hidden: int, token: int) -> int:
+    return (token - hidden) % VOCABULARY + 1
 
 
 class FakeExecutor:
@@ -48,6 +63,10 @@ class FakeExecutor:
     def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         return full(cell)._replace(loop=loop_steps > 1)
 
+    def control(self, updates) -> None:
+        for update in updates:
+            self.device.controls.update(update)
+
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         return self.device.run(served.layout, inputs)
 
@@ -57,6 +76,29 @@ class FakeExecutor:
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
         """One-hot at the row's number, so that a test sees which rows were asked for."""
         return np.eye(VOCABULARY, dtype=np.float32)[np.array(rows)]
+
+    def logprobs(self, outputs: StepOutputs, rows, targets, further) -> RowLogprobs:
+        """Values that tell the position and the token of the row asked, and the id asked about."""
+        most = min(self.config.max_logprobs, VOCABULARY)
+        seen = [int(value) for value in np.asarray(outputs.hidden)[0, np.array(rows), 0]]
+        best = [top_ids_of(value)[:most] for value in seen]
+        more = np.zeros((len(rows), most), np.float32)
+        for row, ids in enumerate(further):
+            more[row, : len(ids)] = [logprob_of(seen[row], id_) for id_ in ids]
+        pairs = list(zip(seen, targets, strict=True))
+        return RowLogprobs(
+            np.array([logprob_of(*pair) for pair in pairs], np.float32),
+            np.array([rank_of(*pair) for pair in pairs], np.int32),
+            np.array(best, np.int32).reshape(len(rows), most),
+            np.array(
+                [
+                    [logprob_of(value, id_) for id_ in ids]
+                    for value, ids in zip(seen, best, strict=True)
+                ],
+                np.float32,
+            ).reshape(len(rows), most),
+            more,
+        )
 
     def reset(self) -> None:
         self.resets += 1
@@ -141,7 +183,7 @@ class Story:
         assert scheduler.running == []
         assert not scheduler.waiting
         assert scheduler.pages.free == scheduler.pages.capacity
-        assert sorted(scheduler._free_slots) == list(range(self.config.max_num_seqs))
+        assert sorted(scheduler._residents.free_slots) == list(range(self.config.max_num_seqs))
 
 
 def character_tokenizer() -> Tokenizer:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from engine.fake_controls import FREE, FakeControls, Rule, rule_alone, walk
 
 from bucketing.grid import Cell
 from bucketing.step_inputs import NO_STOP_ID, Limits, StepInputs, StepOutputs, neutral_inputs
@@ -37,14 +38,12 @@ class Settings(NamedTuple):
     stop_ids: tuple[int, ...]
 
 
-def draw(history: Sequence[int], settings: Settings) -> int:
+def draw(history: Sequence[int], settings: Settings, rule: Rule = FREE) -> int:
     """Return the next token after `history`: the first one of a hashed walk that is allowed."""
     mixed = hash((tuple(history), *settings[:4], settings.seed))
     token = mixed % VOCABULARY
     banned = settings.stop_ids if len(history) < settings.min_length else ()
-    while token in banned:
-        token = (token + 1) % VOCABULARY
-    return token
+    return walk(token, VOCABULARY, frozenset(banned), rule) if banned or rule != FREE else token
 
 
 def tokens_alone(
@@ -54,6 +53,7 @@ def tokens_alone(
     seed: int,
     eos: Sequence[int],
     max_model_len: int,
+    think: tuple[int, int] | None = None,
 ) -> list[int]:
     """Return a request's output as the rules say, without engine, pages or slots."""
     enders = (() if params.ignore_eos else tuple(eos)) + tuple(params.stop_token_ids)
@@ -68,11 +68,17 @@ def tokens_alone(
     known = list(prompt)
     most = min(len(prompt) + (params.max_tokens or max_model_len), max_model_len)
     while len(known) < most:
-        token = draw(known, settings)
+        rule = rule_alone(known, len(prompt), params, VOCABULARY, think)
+        token = draw(known, settings, rule)
         known.append(token)
         if token in enders and len(known) >= floor:
             break
     return known[len(prompt) :]
+
+
+def hidden_of(position: int, token: int) -> int:
+    """What a row's hidden value says of it."""
+    return position * VOCABULARY + token
 
 
 def guess(history: Sequence[int], settings: Settings) -> int:
@@ -127,6 +133,7 @@ class FakeDevice:
         self.last_token = [STALE] * slots
         self.drafts = [[STALE] * limits.num_drafts for _ in range(slots)]
         self.settings: list[Settings | None] = [None] * slots
+        self.controls = FakeControls(limits, VOCABULARY)
         self.written: list[int] = []
         self.ahead: list[int] = []
         self.last_rows: dict[int, int] = {}
@@ -168,6 +175,7 @@ class FakeDevice:
         for rows in (*chunks, *groups):
             self._write(rows)
         assert len(self.written) == len(set(self.written)), "an entry is written twice"
+        hidden = self._hidden(cell, host, chunks, groups)
         # Results land where the contract says; everything else is garbage, and must be ignored.
         chunk_tokens = np.full((1, self.limits.chunks(cell)), -7, np.int32)
         group_tokens = np.full((1, cell.groups, cell.width), -7, np.int32)
@@ -187,11 +195,21 @@ class FakeDevice:
             group_tokens[0, group, first : first + len(drawn)] = drawn
             accepted[0, group] = max(0, len(drawn) - 1)
         self._check_pads()
-        hidden = np.zeros((1, cell.rows, 1), np.float32)
         # One layer of one expert, which every row reaches.
         count = sum(len(rows.tokens) for rows in (*chunks, *groups))
         load, counts = np.full((1, 2), count, np.float32), np.full((1, 1, 1), count, np.int32)
         return StepOutputs(chunk_tokens, group_tokens, accepted, drafts, load, counts, hidden)
+
+    def _hidden(
+        self, cell: Cell, host: StepInputs, chunks: Sequence[Rows], groups: Sequence[Rows]
+    ) -> np.ndarray:
+        """A hidden row of one value: the position and the token of the row; garbage in pads."""
+        hidden = np.full((1, cell.rows, 1), np.nan, np.float32)
+        places = (cell.prefill + group * cell.width for group in range(cell.groups))
+        for first, rows in zip((*host.chunk_start[:-1], *places), (*chunks, *groups), strict=True):
+            for n, token in enumerate(rows.tokens):
+                hidden[0, first + n, 0] = hidden_of(self.computed[rows.slot] + n, token)
+        return hidden
 
     def _read(self, cell: Cell, inputs: StepInputs) -> StepInputs:
         """Return the inputs as lists, after checking their shapes and dtypes."""
@@ -307,10 +325,10 @@ class FakeDevice:
         if rows.sampled:
             assert rows.following[-1] == 0, "the token after a sampled row cannot be known"
             drafts = rows.tokens[known:]
-            drawn.append(self._draw(slot))
+            drawn.append(self._draw(slot, 0))
             while len(drawn) <= len(drafts) and drawn[-1] == drafts[len(drawn) - 1]:
                 self.computed[slot] += 1
-                drawn.append(self._draw(slot))
+                drawn.append(self._draw(slot, len(drawn)))
             self.last_token[slot] = drawn[-1]
         # The drafter's layer gets the token just drawn as the row's next one.
         for position in range(start, start + len(rows.tokens)):
@@ -318,13 +336,19 @@ class FakeDevice:
             self.drafter[entry] = self.following[entry] if drafter else STALE
         return drawn
 
-    def _draw(self, slot: int) -> int:
-        """Read a slot's whole history back and draw the next token."""
+    def _draw(self, slot: int, drafts: int) -> int:
+        """Read a slot's whole history back and draw the next token; its end is so many drafts."""
         history = self._history(slot)
         entries = self._entries(self.page_table[slot], self.computed[slot])
         following = [self.following[entry] for entry in entries]
-        assert following[:-1] == history[1:], f"slot {slot} has wrong next tokens"
-        token = draw(history, self._settings(slot))
+        size = self.limits.page_size
+        for position, (told, token) in enumerate(zip(following, history[1:], strict=False), 1):
+            # A page found in the prefix cache may have been followed by another token there; only
+            # a drafter would mind, and then it is not found.
+            other = position % size == 0 and not self.limits.num_drafts
+            assert told == token or other, f"slot {slot} has wrong next tokens"
+        rule = self.controls.rule(slot, history, drafts)
+        token = draw(history, self._settings(slot), rule)
         self.following[entries[-1]] = token
         return token
 

@@ -1,5 +1,6 @@
 """Drives the real scheduler and pack against FakeDevice and checks every step's invariants."""
 
+from collections import Counter
 from random import Random
 
 from engine.fake_loop import run_loop
@@ -8,12 +9,17 @@ from engine.fake_program import VOCABULARY, FakeDevice, tokens_alone
 from bucketing.loop_inputs import LoopOutputs
 from bucketing.pack import pack
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.control_book import ControlBook
 from glm_jax.engine.looping import loop_ends
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
 from glm_jax.engine.scheduler import Scheduler
 from glm_jax.sampling.params import SamplingParams
+from glm_jax.sampling.request_controls import controls_of
+
+# The tokens that begin and end a thinking part here.
+THINK = (7, 8)
 
 
 class Loop:
@@ -37,6 +43,7 @@ class Loop:
         )
         self.cells = set(self.grid.cells())
         self.device = self._device()
+        self.controls = ControlBook(self.config.limits())
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.plans: list[StepPlan] = []
@@ -49,8 +56,21 @@ class Loop:
             self.config.limits(), self.config.pool_pages, writes_ahead=self.writes_ahead
         )
 
-    def add(self, name, prompt, *, eos=(), **params) -> Request:
-        request = Request(name, prompt, SamplingParams(**params), eos_token_ids=eos)
+    def add(
+        self, name, prompt, *, eos=(), priority=0, salt=None, deadline=None, **params
+    ) -> Request:
+        request = Request(
+            name,
+            prompt,
+            SamplingParams(**params),
+            eos_token_ids=eos,
+            priority=priority,
+            cache_salt=salt,
+            deadline=deadline,
+        )
+        request.controls = controls_of(
+            request.params, vocab_size=VOCABULARY, tokenizer=None, think_ids=THINK
+        )
         self.scheduler.add(request)
         self.requests[name] = request
         self.outputs[name] = []
@@ -70,7 +90,11 @@ class Loop:
     def run(self, plan: StepPlan):
         """Pack and dispatch, after making stale every entry that holds no computed token."""
         inputs = pack(plan.cell, self.scheduler.limits, plan.rows)
-        self.device.keep_only([(r.pages, r.computed) for r in self.scheduler.running])
+        held = [(r.pages, r.computed) for r in self.scheduler.running]
+        published = [([page], self.config.page_size) for page in self.pool.published]
+        self.device.keep_only(held + published)
+        for update in self.controls.updates(plan):
+            self.device.controls.update(update)
         if plan.loop_steps > 1:
             self.loops += 1
             ends = loop_ends(self.pool, self.scheduler.limits, plan)
@@ -111,6 +135,7 @@ class Loop:
         """What a fault at or after dispatch does: cache and slots are gone."""
         self.scheduler.reset_pool()
         self.device = self._device()
+        self.controls.clear()
         self.check_state()
 
     def check_plan(self, plan: StepPlan, runnable: list[Request]) -> None:
@@ -149,29 +174,37 @@ class Loop:
                 place = request.pages[position // size] * size + position % size
                 (owned if position < stop else ahead).append(place)
         assert sorted(self.device.written) == sorted(owned)
+        published = set(self.pool.published)
+        for entry in owned:
+            assert self.pool.references(entry // size) == 1, "a shared page is written"
+            assert entry // size not in published, "a published page is written"
         assert set(self.device.ahead) <= {*owned, *ahead}
         assert self.writes_ahead or not ahead, "pages are held that nothing writes"
 
     def check_state(self) -> None:
         scheduler, pool = self.scheduler, self.pool
-        held = [page for request in scheduler.running for page in request.pages]
-        assert len(held) == len(set(held))
-        assert all(pool.references(page) == 1 for page in held)
+        held = Counter(page for request in scheduler.running for page in request.pages)
+        assert all(len(set(request.pages)) == len(request.pages) for request in scheduler.running)
+        assert all(pool.references(page) == count for page, count in held.items())
+        assert set(pool.published) >= {page for page, count in held.items() if count > 1}
         assert 0 not in held
         assert pool.free + len(held) == pool.capacity
         slots = [request.slot for request in scheduler.running]
-        assert sorted(slots + scheduler._free_slots) == list(range(self.config.max_num_seqs))
+        assert sorted(slots + scheduler._residents.free_slots) == list(
+            range(self.config.max_num_seqs)
+        )
         for request in scheduler.running:
             assert request.computed <= len(request.pages) * pool.page_size
             assert request.computed < request.length <= request.max_length
             assert request.synced_pages <= len(request.pages)
+            assert request.published * pool.page_size <= request.computed
         for request in scheduler.waiting:
             assert (request.computed, request.slot, request.pages) == (0, None, [])
 
     def check_idle(self) -> None:
         assert not self.scheduler.has_unfinished
         assert self.pool.free == self.pool.capacity
-        assert sorted(self.scheduler._free_slots) == list(range(self.config.max_num_seqs))
+        assert sorted(self.scheduler._residents.free_slots) == list(range(self.config.max_num_seqs))
         assert not any(self.pool.references(page) for page in range(self.pool.num_pages))
 
     def expected(self, name: str) -> list[int]:
@@ -182,6 +215,7 @@ class Loop:
             seed=request.seed,
             eos=request.eos_token_ids,
             max_model_len=self.config.max_model_len,
+            think=THINK,
         )
 
     def check_tokens(self, name: str) -> None:

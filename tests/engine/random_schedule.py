@@ -24,6 +24,7 @@ SPECULATION = (
     {"num_speculative_tokens": 2, "decode_widths": (1, 4), "writes_ahead": True},
     {"num_speculative_tokens": "auto"},
 )
+BEGINNING = prompt_of(Random(5), 20)
 POLICIES = ("mixed", "mixed", "mixed", "prefill_first", "alternate")
 
 
@@ -50,6 +51,9 @@ def random_options(rng: Random) -> dict:
         "decode_loop_steps": rng.choice([0, 0, 2, 7]),
         "tbt_target_ms": rng.choice([None, None, 3.0]),
         "seed": rng.randint(0, 99),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "max_overtakes": rng.choice([0, 0, 2]),
         # In milliseconds of the prior: from less than any step to more than most.
         "max_step_ms": rng.choice([None, None, 0.6, 0.7]),
     }
@@ -59,11 +63,15 @@ def add_random(loop: Loop, rng: Random, name: str) -> bool:
     """Add a random request; False when it was rightly refused."""
     longest = loop.config.max_model_len - 1
     length = min(rng.randint(1, longest), rng.randint(1, longest))
+    # Many begin alike, and some go on as another one did.
+    prompt = BEGINNING[: rng.choice([0, rng.randint(0, longest)])] + prompt_of(rng, longest)
+    if loop.requests and rng.random() < 0.2:
+        prompt = rng.choice(list(loop.requests.values())).tokens.tolist() + prompt
     max_tokens = rng.randint(1, 8)
     try:
         loop.add(
             name,
-            prompt_of(rng, length),
+            prompt[:length],
             eos=prompt_of(rng, rng.randint(0, 7)),
             max_tokens=max_tokens,
             min_tokens=rng.choice([0, 0, 1, max_tokens]),
@@ -74,12 +82,33 @@ def add_random(loop: Loop, rng: Random, name: str) -> bool:
             top_p=rng.choice([0.5, 1.0]),
             min_p=rng.choice([0.0, 0.25]),
             seed=rng.choice([None, rng.randint(-5, 2**40)]),
+            **random_controls(rng),
+            priority=rng.choice([0, 0, -1, 5]),
+            salt=rng.choice([None, None, None, "a"]),
         )
     except RequestRefusedError:
         rows = min(length + max_tokens, loop.config.max_model_len) - 1
         assert -(-rows // loop.config.page_size) > loop.pool.capacity
         return False
     return True
+
+
+def random_controls(rng: Random) -> dict:
+    """Draw penalties, biases, words and a thinking budget; most requests have none."""
+    if rng.random() < 0.85:
+        return {}
+    words = [prompt_of(rng, rng.randint(1, 3)) for _ in range(rng.choice([0, 0, 2, 30]))]
+    # Few tokens, so that words and thinking parts happen.
+    allowed = [7, 8, *prompt_of(rng, 4)]
+    return {
+        "presence_penalty": rng.choice([0.0, 0.0, 1.5]),
+        "frequency_penalty": rng.choice([0.0, 0.0, -1.0]),
+        "repetition_penalty": rng.choice([1.0, 1.0, 1.3]),
+        "logit_bias": dict.fromkeys(prompt_of(rng, rng.choice([0, 3])), 1.0),
+        "allowed_token_ids": rng.choice([None, allowed]),
+        "bad_words": [word for word in words if word[-1] not in allowed[:2]],
+        "thinking_token_budget": rng.choice([None, None, 0, 1, 2]),
+    }
 
 
 def random_step(loop: Loop, rng: Random, faults: float) -> None:
@@ -146,7 +175,11 @@ def run_random_schedules(first: int, count: int) -> Counter[str]:
         seen["accepted"] += loop.scheduler.drafting.policy.acceptance.accepted
         seen["loops"] += loop.loops
         seen["loop steps"] += loop.loop_steps
+        seen["found tokens"] += loop.scheduler.prefix.counts.hit_tokens
+        seen["waits for a page"] += sum(plan.prefix_waits for plan in loop.plans)
+        seen["evictions"] += loop.pool.evictions
         seen["preemptions"] += loop.scheduler.preemptions
+        seen["overtaken"] += sum(request.overtaken for request in loop.requests.values())
         seen["pool resets"] += loop.scheduler.pool_resets
         seen.update(str(request.finish_reason) for request in loop.requests.values())
         seen.update(plan.kind for plan in loop.plans)

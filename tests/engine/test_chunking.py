@@ -2,6 +2,7 @@ from bucketing.step_time import RowEquivalents
 from glm_jax.engine.chunking import Decodes, Rules, choose_pieces, reserved_pages, scored_pairs
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.pages import PagePool
+from glm_jax.engine.prefix import PrefixCache
 from glm_jax.engine.request import Request
 from glm_jax.sampling.params import SamplingParams
 
@@ -32,10 +33,16 @@ def decoding(pool, *lengths) -> list[Request]:
     return requests
 
 
+def rules_of(config, pool, step_time=None) -> Rules:
+    # Sharing pages is another matter (test_prefix.py).
+    prefix = PrefixCache(pool, enabled=False, drafts=False)
+    return Rules(config, config.grid(), pool, step_time or RowEquivalents(), prefix, drafter=False)
+
+
 def pieces(run=(), wait=(), pool=None, held=(), **options) -> list[tuple[str, int]]:
     config = EngineConfig(**{"page_size": 4, "max_num_batched_tokens": 16, **options})
     pool = pool or PagePool(200, 4)
-    rules = Rules(config, config.grid(), pool, RowEquivalents())
+    rules = rules_of(config, pool)
     chosen = choose_pieces(rules, decodes_of(run), run, wait, held)
     return [(piece.request.request_id, piece.rows) for piece in chosen.pieces]
 
@@ -84,7 +91,7 @@ def test_an_end_that_waited_does_not_wait_again():
 
 def test_who_waits_for_a_better_fit_is_named():
     config = EngineConfig(page_size=4, max_num_batched_tokens=512)
-    rules = Rules(config, config.grid(), PagePool(200, 4), RowEquivalents())
+    rules = rules_of(config, PagePool(200, 4))
     chosen = choose_pieces(rules, Decodes(), [], waiting(30, 40, 20))
     assert [piece.rows for piece in chosen.pieces] == [30, 34]
     assert chosen.held == {"w1", "w2"}
@@ -211,7 +218,7 @@ class PairsTime:
 def in_time(most, run=(), wait=(), pool=None, **options) -> list[int]:
     limits = {"page_size": 4, "max_num_batched_tokens": 64, "prefill_buckets": (8, 16, 32)}
     config = EngineConfig(**limits, max_step_ms=most, **options)
-    rules = Rules(config, config.grid(), pool or PagePool(200, 4), PairsTime())
+    rules = rules_of(config, pool or PagePool(200, 4), PairsTime())
     return [piece.rows for piece in choose_pieces(rules, decodes_of(run), run, wait).pieces]
 
 

@@ -38,6 +38,8 @@ def scheduler_of(rng, step_time, **options) -> Scheduler:
         group_buckets=(4, 16),
         decode_widths=rng.choice([(1,), (1, 6)]),
         max_num_partial_prefills=64,
+        # All prompts are alike.
+        enable_prefix_caching=False,
         **options,
     )
     pool = PagePool(config.pool_pages, config.page_size)

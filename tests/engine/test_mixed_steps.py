@@ -69,6 +69,9 @@ class Recorder:
     def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
         raise AssertionError("no step of these stories is a loop")
 
+    def control(self, updates) -> None:
+        assert not updates, "nobody asked for controls"
+
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         self.outputs = self.runner.run(served, inputs)
         return self.outputs

@@ -70,6 +70,9 @@ class Contaminator:
     def run_loop(self, served: Served, inputs: StepInputs, ends: LoopInputs) -> LoopOutputs:
         raise AssertionError("no step of these stories is a loop")
 
+    def control(self, updates) -> None:
+        assert not updates, "nobody asked for controls"
+
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         runner, cell = self.runner, served.layout
         cache = Cache(*map(np.array, runner._cache))

@@ -55,7 +55,10 @@ def test_a_resumed_request_recomputes_prompt_and_output_as_a_prefill():
     while second.status is RequestStatus.PREEMPTED:
         plan = loop.schedule_and_run()
     (entry,) = (entry for entry in plan.entries if entry.request is second)
-    assert (entry.row_class, entry.known) == ("prefill", known)
+    assert (entry.row_class, second.num_cached_tokens) == ("prefill", 0)
+    found = plan.cached_tokens
+    assert found % loop.config.page_size == 0, "full pages that nobody took meanwhile are found"
+    assert entry.known == known - found
     assert second.length == known + 1, "its last known row draws the next token"
 
 
@@ -65,10 +68,10 @@ def test_no_one_is_admitted_in_a_step_that_preempts():
     loop.step()
     loop.add("late", prompt_of(RNG, 1), max_tokens=1)
     late = loop.requests["late"]
-    loop.scheduler.waiting.clear()
+    loop.scheduler.waiting.remove(late)
     while not second.preemptions:
         if loop.pool.free == 0 and late not in loop.scheduler.waiting:
-            loop.scheduler.waiting.append(late)
+            loop.scheduler.waiting.add(late)
         plan = loop.schedule_and_run()
     assert plan.request_ids == ("r0",)
     assert [request.request_id for request in loop.scheduler.waiting] == ["r1", "late"]

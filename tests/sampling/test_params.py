@@ -34,8 +34,8 @@ def test_an_unknown_name_is_an_error_that_lists_the_allowed_ones():
         ValueError, match=r"unknown sampling parameter 'temprature'\. Did you mean "
     ):
         SamplingParams(temprature=0)
-    with pytest.raises(ValueError, match=r"Allowed: detokenize, ignore_eos, .* top_k, top_p\."):
-        SamplingParams(best_of=2, n=1)
+    with pytest.raises(ValueError, match=r"Allowed: allowed_token_ids, bad_words, .*, top_p\."):
+        SamplingParams(nonsense=2, n=1)
 
 
 @pytest.mark.parametrize(

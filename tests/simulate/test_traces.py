@@ -8,8 +8,9 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:51.1805900,396,0
 2023-11-16 18:15:50.6805900,879,55
 """
-MOONCAKE = """{"timestamp": 500, "input_length": 6758, "output_length": 500, "hash_ids": [0]}
-{"timestamp": 2000, "input_length": 7, "output_length": 1, "hash_ids": []}
+MOONCAKE = """{"timestamp": 500, "input_length": 1025, "output_length": 500, "hash_ids": [0, 1, 2]}
+{"timestamp": 2000, "input_length": 1500, "output_length": 1, "hash_ids": [0, 3, 4]}
+{"timestamp": 2500, "input_length": 7, "output_length": 1}
 """
 
 
@@ -21,13 +22,26 @@ def written(folder, name, text):
 
 def test_azure_rows_are_ordered_from_zero_with_at_least_one_token(tmp_path):
     trace = read_trace(written(tmp_path, "conv.csv", AZURE))
-    assert [arrival[1:] for arrival in trace] == [(374, 44), (879, 55), (396, 1)]
+    assert [arrival[1:3] for arrival in trace] == [(374, 44), (879, 55), (396, 1)]
     assert [arrival.time for arrival in trace] == pytest.approx([0.0, 4.0, 4.5])
 
 
 def test_mooncake_rows_are_in_milliseconds(tmp_path):
     trace = read_trace(written(tmp_path, "conversation.jsonl", MOONCAKE))
-    assert trace == [(0.0, 6758, 500), (1.5, 7, 1)]
+    assert [arrival[:3] for arrival in trace] == [(0.0, 1025, 500), (1.5, 1500, 1), (2.0, 7, 1)]
+    assert [arrival.blocks for arrival in trace] == [(0, 1, 2), (0, 3, 4), ()]
+
+
+def test_prompts_have_the_same_tokens_exactly_where_their_blocks_are_the_same(tmp_path):
+    first, second, unknown = (
+        list(arrival.tokens())
+        for arrival in read_trace(written(tmp_path, "conversation.jsonl", MOONCAKE))
+    )
+    assert (len(first), len(second), unknown) == (1025, 1500, [0] * 7)
+    same = [one == other for one, other in zip(first, second, strict=False)]
+    assert same == [True] * 512 + [False] * (1025 - 512)
+    blocks = [set(tokens[n : n + 512]) for tokens in (first, second) for n in (512, 1024)]
+    assert len(set.union(*blocks)) == 4, "different ids have different tokens"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +51,11 @@ def test_mooncake_rows_are_in_milliseconds(tmp_path):
         ("trace.csv", "a,b\n1,2\n", "KeyError"),
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
         ("trace.jsonl", "not json\n", "cannot be read"),
+        (
+            "trace.jsonl",
+            '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [7]}\n',
+            "1 hash_ids for an input_length of 513; allowed: 2, one per 512 tokens",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, text, message):

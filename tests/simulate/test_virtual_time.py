@@ -74,6 +74,37 @@ def test_the_same_trace_gives_the_same_run():
     assert one.quantiles("tbt") == other.quantiles("tbt")
 
 
+LONG = {
+    "max_model_len": 8192,
+    "max_num_batched_tokens": 8192,
+    "page_size": 512,
+    "prefill_buckets": (512, 4096, 8192),
+}
+
+
+def test_two_equal_prompts_of_4096_tokens_in_one_step_cost_one_prefill():
+    arrivals = [Arrival(0.0, 4096, 8, tuple(range(8)))] * 2
+    run = served(arrivals, **{**LONG, "page_size": 64, "prefill_buckets": (64, 4096)})
+    # The second waits a step, and computes the page that its last token ends.
+    assert [step.prefill_rows for step in run.steps[:2]] == [4096, 64]
+    assert (run.cached, run.prefix_waits) == ([0, 4032], 1)
+    assert sum(step.prefill_rows for step in run.steps) == 4096 + 64
+
+
+def test_prompts_share_what_their_blocks_share_and_nothing_where_none_are_known():
+    shared = [Arrival(9.0 * n, 2048, 4, (1, 2, 10 + n, 20 + n)) for n in range(3)]
+    assert served(shared, **LONG).cached == [0, 1024, 1024]
+    assert served(shared, enable_prefix_caching=False, **LONG).cached == [0, 0, 0]
+    assert served([Arrival(9.0 * n, 2048, 4) for n in range(3)], **LONG).cached == [0, 0, 0]
+
+
+def test_what_follows_equal_prompts_is_not_alike():
+    # The page that the second block begins ends among generated tokens: it is another one.
+    blocks = (5, 6)
+    again = [Arrival(0.0, 600, 500, blocks), Arrival(900.0, 1800, 1, (*blocks, 7, 8))]
+    assert served(again, **LONG).cached == [0, 512]
+
+
 @pytest.mark.parametrize("speculation", [Speculation(6, 3), Speculation(5, 7), Speculation(5, 0.5)])
 def test_impossible_speculation_is_refused(speculation):
     with pytest.raises(ValueError, match="tokens per step are from 1"):
