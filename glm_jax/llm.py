@@ -103,17 +103,26 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | int | None = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Generate for one or many prompts together, in their order.
 
         Args:
             prompts: a text, a list of token ids, or a list of either.
             sampling_params: one for all, or one per prompt.
+            priority: lower is served first, with scheduling_policy "priority"; one for all, or one
+                per prompt.
+            timeout: seconds after which a request is ended as it is.
+            cache_salt: the prompts share cached pages only with requests of the same salt.
 
         Raises:
             ValueError: a prompt or parameter is refused; nothing of the call is generated.
         """
-        request_ids = self._add(prompts, sampling_params)
+        options = {"timeout": timeout, "cache_salt": cache_salt}
+        request_ids = self._add(prompts, sampling_params, priority, **options)
         return [output for output, _ in self._finish(request_ids)]
 
     def stream(
@@ -121,12 +130,15 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[tuple[int, StreamDelta]]:
-        """Generate as ``generate`` does, yielding (index of the prompt, new piece) at once."""
+        """Generate as ``generate`` does, yielding (index of the prompt, new piece) at once.
+
+        With ``n`` above 1 a piece's ``index`` says which completion it belongs to.
+        """
         request_ids = self._add(prompts, sampling_params)
         index = {request_id: number for number, request_id in enumerate(request_ids)}
         pieces: deque[StreamDelta] = deque()
         self._pieces |= dict.fromkeys(request_ids, pieces)
-        running = len(request_ids)
+        running = sum(map(self.engine.completions, request_ids))
         try:
             while running:
                 while pieces:
@@ -167,23 +179,19 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] = 0,
+        **options: Any,
     ) -> list[str]:
         """Queue all prompts or none."""
         listed = _as_prompts(prompts)
-        if isinstance(sampling_params, SamplingParams) or sampling_params is None:
-            params = [sampling_params or SamplingParams()] * len(listed)
-        else:
-            params = list(sampling_params)
-        if len(params) != len(listed):
-            raise ValueError(
-                f"{len(params)} sampling parameters for {len(listed)} prompts; give one for all "
-                "or one per prompt."
-            )
+        count = len(listed)
+        params = _one_each("sampling parameters", sampling_params or SamplingParams(), count)
+        turns = _one_each("priorities", priority, count)
         request_ids: list[str] = []
         try:
-            for prompt, param in zip(listed, params, strict=True):
+            for prompt, param, turn in zip(listed, params, turns, strict=True):
                 request_id = self._next_id()
-                self.engine.add_request(request_id, prompt, param)
+                self.engine.add_request(request_id, prompt, param, priority=turn, **options)
                 request_ids.append(request_id)
         except BaseException:
             self._drop(request_ids)
@@ -230,3 +238,13 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if listed and all(isinstance(token, int | np.integer) for token in listed):
         return [listed]
     return listed
+
+
+def _one_each(what: str, given: Any, count: int) -> list[Any]:
+    """One value for all prompts, or the values of each."""
+    values = list(given) if isinstance(given, Sequence) else [given] * count
+    if len(values) != count:
+        raise ValueError(
+            f"{len(values)} {what} for {count} prompts; give one for all or one per prompt."
+        )
+    return values

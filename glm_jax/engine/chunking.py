@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bucketing.grid import Grid
 from bucketing.step_time import StepTime
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.declined import Declined, Reason, by_reason, declined
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.prefix import PrefixCache
 from glm_jax.engine.request import Request
@@ -78,12 +79,20 @@ class Choice(NamedTuple):
         held: Ids of prompts that could have ended in the step, but wait for a better fit.
         overtaken: Waiting requests that others passed, since no pages are free for them.
         prefix_waits: Waiting requests whose next page is being written by another.
+        declined: Who got no rows, and why; held prompts too, though some of their rows may be here.
     """
 
     pieces: Sequence[Piece] = ()
     held: frozenset[str] = frozenset()
     overtaken: Sequence[Request] = ()
     prefix_waits: int = 0
+    declined: tuple[Declined, ...] = ()
+
+    def unmixed(self, requests: Sequence[Request]) -> "Choice":
+        """Return the same for a step that these requests may not share."""
+        if not requests:
+            return self
+        return self._replace(declined=(*self.declined, declined(Reason.POLICY, requests)))
 
 
 class _Admission(NamedTuple):
@@ -92,12 +101,14 @@ class _Admission(NamedTuple):
     Attributes:
         pieces: Of the requests to admit, in order.
         skipped: Requests without pages, each with the number of pieces before it.
-        prefix_waits: As in Choice.
+        writing: Requests whose next page is being written by another.
+        rest: The requests that were not looked at, and why.
     """
 
     pieces: list[Piece]
     skipped: list[tuple[Request, int]]
-    prefix_waits: int = 0
+    writing: list[Request]
+    rest: Sequence[tuple[Reason, Sequence[Request]]] = ()
 
 
 def scored_pairs(computed: int, rows: int) -> int:
@@ -115,6 +126,8 @@ def choose_pieces(
     running: Sequence[Request],
     waiting: Sequence[Request],
     held: Container[str] = (),
+    *,
+    admit: bool = True,
 ) -> Choice:
     """Return the prefill rows of a step, oldest request first; the first always gets some.
 
@@ -127,32 +140,65 @@ def choose_pieces(
         rules: What bounds the rows.
         decodes: What decodes in the same step.
         running: Running requests, oldest first.
-        waiting: Requests that may be admitted, first come first; empty to admit none.
+        waiting: Requests that may be admitted, first come first.
         held: Ids of prompts whose end waited in the last step; it does not wait again.
+        admit: Whether any of them is admitted.
     """
     config, grid, pool = rules[:3]
     prefilling = [request for request in running if not request.decoding]
     if not prefilling and not waiting:
         return Choice()
+    admission = _Admission([], [], [], () if admit else [(Reason.PREEMPTION, waiting)])
+    if not admit:
+        waiting = ()
     cap = _rows_per_request(config, grid, prefilling, running, waiting)
     wanted = _want_running(grid, pool, prefilling, cap)
-    admission = _Admission([], [])
     if waiting:
         admission = _want_waiting(rules, running, waiting, cap, wanted)
         wanted += admission.pieces
     partial_left = config.max_num_partial_prefills - len(prefilling)
-    left = _cut(rules, decodes, wanted, held)
+    left, cut = _cut(rules, decodes, wanted, held)
     chunks = grid.chunks(grid.prefill.ceiling(left))
     pieces = _take(wanted[:chunks], left, partial_left)
     served = {piece.request.request_id for piece in pieces if piece.final}
-    ends = (piece.request.request_id for piece in wanted if piece.final)
+    waits = [p for p in wanted if p.final and p.request.request_id not in served]
     admitted = sum(piece.request.slot is None for piece in pieces)
+    if sum(piece.rows for piece in pieces) < left:
+        cut = Reason.CHUNKS if len(pieces) == chunks else Reason.PARTIAL
+    notes = [
+        *_unwanted(grid, prefilling, wanted),
+        *_untaken(wanted, waits, len(pieces), cut),
+        (Reason.NO_PAGES, [request for request, _ in admission.skipped]),
+        (Reason.WRITING, admission.writing),
+        *admission.rest,
+    ]
     return Choice(
         pieces,
-        frozenset(name for name in ends if name not in served),
+        frozenset(piece.request.request_id for piece in waits),
         [request for request, before in admission.skipped if before < admitted],
-        admission.prefix_waits,
+        len(admission.writing),
+        by_reason(notes),
     )
+
+
+def _unwanted(
+    grid: Grid, prefilling: Sequence[Request], wanted: Sequence[Piece]
+) -> list[tuple[Reason, Sequence[Request]]]:
+    """Return the running prefills that could use no rows."""
+    asking = {piece.request.request_id for piece in wanted}
+    left_out = [request for request in prefilling if request.request_id not in asking]
+    full = sum(piece.rows for piece in wanted) == grid.prefill.largest
+    return [(Reason.BUDGET if full else Reason.NO_PAGES, left_out)]
+
+
+def _untaken(
+    wanted: Sequence[Piece], waits: Sequence[Piece], taken: int, cut: Reason
+) -> list[tuple[Reason, Sequence[Request]]]:
+    """Return who wanted rows and got none, or, held back by the fit, not all."""
+    held = waits if cut is Reason.FIT else ()
+    names = {piece.request.request_id for piece in held}
+    rest = [p.request for p in wanted[taken:] if p.request.request_id not in names]
+    return [(Reason.HELD, [piece.request for piece in held]), (cut, rest)]
 
 
 def _rows_per_request(
@@ -202,7 +248,7 @@ def _want_running(
 def _want_waiting(
     rules: Rules,
     running: Sequence[Request],
-    waiting: Iterable[Request],
+    waiting: Sequence[Request],
     cap: int,
     wanted: Sequence[Piece],
 ) -> _Admission:
@@ -219,20 +265,21 @@ def _want_waiting(
     free = pool.free - reserved_pages(pool, running)
     watermark = int(config.watermark * pool.capacity) if running else 0
     writing = {key for piece in wanted for key in prefix.being_written(piece.request, piece.start)}
-    found = _Admission([], [])
-    waits = 0
-    for request in waiting:
+    found = _Admission([], [], [])
+    for index, request in enumerate(waiting):
         if slots == 0 or budget == 0:
-            break
+            reason = Reason.BUDGET if slots else Reason.NO_SLOTS
+            return found._replace(rest=[(reason, waiting[index:])])
         cached = prefix.hit(request, complete=drafter)
         if prefix.next_key(request, len(cached)) in writing:
-            waits += 1
+            found.writing.append(request)
             continue
         need = pool.pages_for(request.admission_rows) - len(cached)
         need += sum(pool.references(page) == 0 for page in cached)
         if need > free - watermark:
             if request.overtaken >= config.max_overtakes:
-                break
+                behind = (Reason.OVERTAKEN, waiting[index + 1 :])
+                return found._replace(rest=[(Reason.NO_PAGES, [request]), behind])
             found.skipped.append((request, len(found.pieces)))
             continue
         start = len(cached) * pool.page_size
@@ -243,7 +290,7 @@ def _want_waiting(
         slots -= 1
         free -= need
         watermark = int(config.watermark * pool.capacity)
-    return found._replace(prefix_waits=waits)
+    return found
 
 
 def reserved_pages(pool: PagePool, running: Iterable[Request]) -> int:
@@ -255,19 +302,23 @@ def reserved_pages(pool: PagePool, running: Iterable[Request]) -> int:
     )
 
 
-def _cut(rules: Rules, decodes: Decodes, wanted: Sequence[Piece], held: Container[str]) -> int:
-    """Return how many of the wanted rows to compute in this step."""
+def _cut(
+    rules: Rules, decodes: Decodes, wanted: Sequence[Piece], held: Container[str]
+) -> tuple[int, Reason]:
+    """Return how many of the wanted rows to compute in this step, and what cuts the others."""
     total = at_least = 0
     for piece in wanted:
         total += piece.rows
         if piece.final and piece.request.request_id in held:
             at_least = total
+    in_time = total
     if rules.config.max_step_ms is not None:
-        total = _rows_in_time(rules, decodes, wanted, total, rules.config.max_step_ms / 1e3)
+        in_time = _rows_in_time(rules, decodes, wanted, total, rules.config.max_step_ms / 1e3)
     groups = len(decodes.requests)
-    return rules.grid.fit_prefill(
-        total, rules.step_time, groups=groups, width=decodes.width, at_least=at_least
+    rows = rules.grid.fit_prefill(
+        in_time, rules.step_time, groups=groups, width=decodes.width, at_least=at_least
     )
+    return rows, Reason.FIT if rows < in_time else Reason.STEP_TIME
 
 
 def _rows_in_time(

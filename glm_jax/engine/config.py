@@ -80,6 +80,9 @@ class EngineConfig:
         scheduling_policy: "fcfs" serves first who came first; "priority" the lowest priority value,
             then who came first. What runs is preempted from the end of that order.
         max_queued_requests: The most requests that may wait; more are refused. None is any number.
+        split_steps: Run every step as two halves, one after the other, where no request reads
+            pages that the step writes. Slower here: it is for comparison, and for overlapping
+            communication of one half with the other's work.
         max_overtakes: How many later requests may be admitted before one that waits for pages.
         step_policy: "mixed" serves decodes and prefills in one step. "prefill_first" and
             "alternate" never mix (chunks first, or chunk and decode in turn): for comparison.
@@ -140,6 +143,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     max_queued_requests: int | None = None
     max_overtakes: int = 0
+    split_steps: bool = False
     step_policy: str = "mixed"
     seed: int = 0
     dtype: str = "auto"

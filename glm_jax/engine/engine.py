@@ -4,27 +4,23 @@ For people who write their own loop; ``LLM`` is such a loop. Host-only apart fro
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from bucketing.grid import Grid
 from bucketing.grid_use import GridUse
-from bucketing.pack import pack
-from bucketing.step_inputs import StepOutputs
 from bucketing.step_time import StepTime, StepTimeModel
+from glm_jax.engine.children import joined_output
 from glm_jax.engine.config import EngineConfig
-from glm_jax.engine.control_book import ControlBook
+from glm_jax.engine.execution import Execution
 from glm_jax.engine.executor import Executor
 from glm_jax.engine.faults import POOL_LOST, FaultHook, StepFault, no_fault
-from glm_jax.engine.fetched import Fetched, fetch
-from glm_jax.engine.head_rows import collect_logits, collect_logprobs
+from glm_jax.engine.intake import Ask, Intake
 from glm_jax.engine.live_request import LiveRequest
 from glm_jax.engine.logprob import PositionLogprobs
-from glm_jax.engine.looping import loop_ends
-from glm_jax.engine.modes import Mode, Served
+from glm_jax.engine.modes import Mode
 from glm_jax.engine.outputs import (
     GroupDrafts,
     RequestOutput,
@@ -37,16 +33,12 @@ from glm_jax.engine.outputs import (
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.phase_clock import PhaseClock
 from glm_jax.engine.plan import StepPlan
-from glm_jax.engine.prompt import prompt_tokens
 from glm_jax.engine.request import FinishReason, Request
-from glm_jax.engine.request_logprobs import RequestLogprobs, check_logprobs, of_anything
 from glm_jax.engine.request_update import RequestUpdate, joined
 from glm_jax.engine.scheduler import Scheduler
 from glm_jax.engine.stopping import end_at_stop_string, end_with_error
 from glm_jax.engine.text_stream import TextStream
 from glm_jax.sampling.params import SamplingParams
-from glm_jax.sampling.request_controls import controls_of
-from glm_jax.sampling.thinking import thinking_ids
 from glm_jax.tokenizer import Tokenizer
 
 
@@ -57,6 +49,7 @@ class Engine:
         scheduler: queues, pages and slots.
         steps: steps taken.
         use: how often each cell was used, and how full it was.
+        clock: gives the seconds that timeouts are measured by.
     """
 
     def __init__(
@@ -86,26 +79,24 @@ class Engine:
         """
         self.config = config
         pages = PagePool(config.pool_pages, config.page_size)
+        grid = grid or config.grid()
         self.scheduler = Scheduler(
-            config,
-            grid or config.grid(),
-            pages,
-            step_time,
-            drafts_write_ahead=executor.drafts_write_ahead,
+            config, grid, pages, step_time, drafts_write_ahead=executor.drafts_write_ahead
         )
         self.steps = 0
         self.use = GridUse()
-        self._executor = executor
-        self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._tokenizer = tokenizer
-        self._think_ids = thinking_ids(tokenizer)
+        self.clock: Callable[[], float] = time.monotonic
+        self._execution = Execution(config, grid, pages, executor)
+        self._intake = Intake(
+            config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, tokenizer=tokenizer
+        )
         self._fault_hook = fault_hook
         self._entries: dict[str, LiveRequest] = {}
-        self._late: list[StreamDelta] = []
         # Who wants something of the head program; in most steps nobody.
-        self._head_users: set[str] = set()
-        self._controls = ControlBook(self.scheduler.limits)
+        self._head_users: dict[str, LiveRequest] = {}
+        # The requests of each user's request: as many as it has completions.
+        self._children: dict[str, list[LiveRequest]] = {}
+        self._late: list[StreamDelta] = []
         self._faults_without_progress = 0
         self._notes = StepNotes()
 
@@ -121,66 +112,72 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         keep_logits: bool = False,
+        priority: int = 0,
+        timeout: float | int | None = None,
+        cache_salt: str | None = None,
     ) -> None:
-        """Queue a request.
+        """Queue a request; with ``params.n`` above 1 all its completions, or none.
 
         Args:
             request_id: unique among unfinished requests.
             prompt: text (needs a tokenizer) or token ids.
             params: what to generate; defaults as in ``SamplingParams``.
             keep_logits: collect the float32 logits of all prompt rows.
+            priority: lower is served first, where scheduling_policy is "priority".
+            timeout: seconds from now after which it is ended, with finish reason "abort".
+            cache_salt: it shares cached pages only with requests of the same salt.
 
         Raises:
             ValueError: the prompt is empty, too long, or holds a token id out of range; nothing
                 was queued and other requests go on.
+            QueueFullError: as many requests wait as may; likewise.
         """
-        params = params or SamplingParams()
-        check_logprobs(params, self.config, self._vocab_size)
-        text, token_ids = prompt_tokens(prompt, self._tokenizer, self._vocab_size)
-        stream = None
-        if params.detokenize and self._tokenizer is not None:
-            stream = TextStream(self._tokenizer, params)
-        elif params.stop:
+        if request_id in self._children:
             raise ValueError(
-                f"stop strings {params.stop} need text, but the engine has no tokenizer "
-                "(skip_tokenizer_init). Use stop_token_ids."
+                f"request id {request_id!r} is in use. Give each request its own id, or forget "
+                "the finished one first."
             )
-        request = Request(request_id, token_ids, params, eos_token_ids=self._eos_token_ids)
-        request.controls = controls_of(
-            params,
-            vocab_size=self._vocab_size,
-            tokenizer=self._tokenizer,
-            think_ids=self._think_ids,
-            stop_ids=request.banned_ids() if params.min_tokens else (),
-        )
-        entry = LiveRequest(request, text, stream)
-        if keep_logits:
-            entry.logits = np.zeros((len(token_ids), self._vocab_size), np.float32)
-        if of_anything(params):
-            decode = self._tokenizer.decode_one if stream and self._tokenizer else None
-            entry.logprobs = RequestLogprobs(request, decode)
-        # Cached pages have no hidden rows.
-        request.reads_prefix = not keep_logits and params.prompt_logprobs is None
-        self.scheduler.add(request)
-        self._entries[request_id] = entry
-        if keep_logits or entry.logprobs is not None:
-            self._head_users.add(request_id)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout!r}; allowed: None or seconds above 0.")
+        deadline = None if timeout is None else self.clock() + timeout
+        params = params or SamplingParams()
+        ask = Ask(request_id, prompt, params, keep_logits, priority, deadline, cache_salt)
+        entries = self._intake.requests(ask)
+        for number, entry in enumerate(entries):
+            try:
+                self.scheduler.add(entry.request)
+            except ValueError:
+                for added in entries[:number]:
+                    self.scheduler.abort(added.request.request_id)
+                raise
+        for entry in entries:
+            self._entries[entry.request.request_id] = entry
+            if entry.reads_head:
+                self._head_users[entry.request.request_id] = entry
+        self._children[request_id] = entries
 
     def abort(self, request_id: str) -> bool:
         """End a request at any moment; False if it is unknown or already ended."""
-        update = self.scheduler.abort(request_id)
-        if update is None:
-            return False
-        self._late.append(self._delta(update))
-        return True
+        children = [entry.request.request_id for entry in self._children.get(request_id, ())]
+        updates = [update for update in map(self.scheduler.abort, children) if update is not None]
+        self._late += [self._delta(update) for update in updates]
+        return bool(updates)
 
     def is_finished(self, request_id: str) -> bool:
-        """Whether a request has ended, for whatever reason.
+        """Whether a request has ended, for whatever reason: all its completions.
 
         Raises:
             KeyError: the id is unknown, or was released before.
         """
-        return self._entries[request_id].request.finished
+        return all(entry.request.finished for entry in self._children[request_id])
+
+    def completions(self, request_id: str) -> int:
+        """How many completions a request has: its n.
+
+        Raises:
+            KeyError: the id is unknown, or was released before.
+        """
+        return len(self._children[request_id])
 
     def release(self, request_id: str) -> tuple[RequestOutput, Float[np.ndarray, "T V"] | None]:
         """Hand out a request's whole result and forget it if it has finished.
@@ -188,15 +185,17 @@ class Engine:
         Raises:
             KeyError: the id is unknown, or was released before.
         """
-        entry = self._entries[request_id]
-        if entry.request.finished:
+        entries = self._children[request_id]
+        if self.is_finished(request_id):
             self.forget(request_id)
-        return entry.output(), entry.logits
+        outputs = [entry.output() for entry in entries]
+        return joined_output(request_id, outputs), entries[0].logits
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a finished request; harmless if there is nothing."""
-        self._entries.pop(request_id, None)
-        self._head_users.discard(request_id)
+        for entry in self._children.pop(request_id, ()):
+            self._entries.pop(entry.request.request_id, None)
+            self._head_users.pop(entry.request.request_id, None)
         # Its end is known now; a later request may take the id.
         self._late = [delta for delta in self._late if delta.request_id != request_id]
 
@@ -214,6 +213,7 @@ class Engine:
         try:
             with clock.phase("schedule"):
                 self._fault_hook("schedule", None)
+                deltas += map(self._delta, self.scheduler.expire(self.clock()))
                 plan = self.scheduler.schedule()
             if plan is not None:
                 new = self._run(plan, clock)
@@ -236,33 +236,29 @@ class Engine:
 
     def _run(self, plan: StepPlan, clock: PhaseClock) -> list[StreamDelta]:
         """Everything after planning."""
-        scheduler, executor, notes = self.scheduler, self._executor, self._notes
+        execution, notes = self._execution, self._notes
         with clock.phase("pack"):
             self._fault_hook("pack", plan)
-            served = notes.served = executor.serve(plan.cell, plan.useful_rows, plan.loop_steps)
-            inputs = pack(served.layout, scheduler.limits, plan.rows)
-            ends = loop_ends(scheduler.pages, scheduler.limits, plan) if served.loop else None
+            halves = execution.halves(plan)
+            parts = [execution.pack(part) for part in halves.plans]
+            notes.served, notes.split_reason = parts[0].served, halves.reason
+            if len(parts) > 1:
+                notes.halves = tuple(part.plan.cell for part in parts)
         with clock.phase("dispatch"):
             self._fault_hook("dispatch", plan)
-            # Not before: from here on a fault loses the slots, so the book and they stay in step.
-            executor.control(self._controls.updates(plan))
-            if ends is None:
-                outputs = executor.run(served, inputs)
-            else:
-                outputs = executor.run_loop(served, inputs, ends)
+            outputs = execution.dispatch(plan, parts)
         with clock.phase("device"):
             self._fault_hook("device", plan)
         with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
-            fetched = fetch(outputs, drafter=plan.drafter)
+            fetched = execution.fetch(parts, outputs)
             notes.steps, notes.expert_load = fetched.steps, fetched.expert_load
             logprobs: Mapping[str, Sequence[PositionLogprobs]] = {}
-            # A loop has no prompt rows, and none of its requests wants log-probabilities of tokens.
-            if self._head_users and isinstance(outputs, StepOutputs):
-                logprobs = self._read_head(plan, served, outputs, fetched)
+            if self._head_users:
+                logprobs = execution.read_head(parts, outputs, fetched, self._head_users.get)
         with clock.phase("commit"):
             self._fault_hook("commit", plan)
-            updates = fetched.commit(scheduler, plan)
+            updates = fetched.commit(self.scheduler, plan)
             # Only a loop has several updates of a request.
             single = updates if fetched.steps == 1 else joined(updates)
             deltas = {
@@ -270,21 +266,6 @@ class Engine:
             }
             self._note_drafts(updates, deltas)
             return list(deltas.values())
-
-    def _read_head(
-        self, plan: StepPlan, served: Served, outputs: StepOutputs, fetched: Fetched
-    ) -> Mapping[str, Sequence[PositionLogprobs]]:
-        """Collect what the step's requests want of its rows; return that of the tokens drawn."""
-        executor, layout = self._executor, served.layout
-        users = [self._entries[n] for n in plan.request_ids if n in self._head_users]
-        logits = {one.request.request_id: one.logits for one in users if one.logits is not None}
-        if logits:
-            collect_logits(plan, layout, partial(executor.logits, outputs), logits)
-        wanted = {one.request.request_id: one.logprobs for one in users if one.logprobs is not None}
-        if not wanted:
-            return {}
-        logprobs_of = partial(executor.logprobs, outputs)
-        return collect_logprobs(plan, layout, fetched.results(plan), logprobs_of, wanted)
 
     def _note_drafts(
         self, updates: Sequence[RequestUpdate], deltas: Mapping[str, StreamDelta]
@@ -305,6 +286,9 @@ class Engine:
         if record.cell is None or record.fault is not None:
             return
         model, seconds = self.scheduler.step_time, record.wall_time / record.loop_steps
+        if record.halves:
+            # Not the time of any one cell.
+            return
         rows = record.prefill_rows + record.decode_rows
         self.use.add(record.cell, rows, seconds, piecewise=record.mode == Mode.PIECEWISE)
         if record.mode == Mode.FULL:
@@ -337,8 +321,7 @@ class Engine:
     def _lose_pool(self) -> None:
         """Start over with an empty cache: the donated one may be gone, or half written."""
         self.scheduler.reset_pool()
-        self._executor.reset()
-        self._controls.clear()
+        self._execution.reset()
 
     def _delta(self, update: RequestUpdate, drawn: Sequence[PositionLogprobs] = ()) -> StreamDelta:
         """The stream piece of an update, with its text and what it keeps of ``drawn``."""
@@ -353,12 +336,13 @@ class Engine:
                 end_with_error(request, f"making text failed: {type(error).__name__}: {error}")
         reason = request.finish_reason
         delta = StreamDelta(
-            request.request_id,
+            entry.parent_id,
             text,
             tokens,
             None if reason is None else reason.value,
             request.stop_value,
             request.error,
+            index=entry.index,
         )
         return delta if entry.logprobs is None else entry.logprobs.added_to(delta, drawn)
 

@@ -13,22 +13,48 @@ class LiveRequest:
 
     Attributes:
         request: The scheduler's.
+        parent_id: Id of the user's request.
+        index: Of its completion there.
         prompt: Its text; None if it came as token ids.
         stream: Makes its text; None where nobody wants one.
         logits: Of its prompt's rows, `[T, V]`; None where nobody wants them.
         logprobs: Its log-probabilities; None where nobody wants any.
     """
 
-    __slots__ = ("_counts", "logits", "logprobs", "prompt", "request", "stream")
+    __slots__ = (
+        "_counts",
+        "index",
+        "logits",
+        "logprobs",
+        "parent_id",
+        "prompt",
+        "request",
+        "stream",
+    )
 
-    def __init__(self, request: Request, prompt: str | None, stream: TextStream | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        stream: TextStream | None,
+        *,
+        parent_id: str,
+        index: int,
+    ) -> None:
         """Keep a request that was just made."""
         self.request = request
+        self.parent_id = parent_id
+        self.index = index
         self.prompt = prompt
         self.stream = stream
         self.logits: np.ndarray | None = None
         self.logprobs: RequestLogprobs | None = None
         self._counts = [0, 0, 0]  # the fields of DraftCounts
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether it wants logits or log-probabilities of rows."""
+        return self.logits is not None or self.logprobs is not None
 
     def count_drafts(self, group: GroupDrafts) -> None:
         """Count one verified group."""
@@ -45,6 +71,7 @@ class LiveRequest:
             finish_reason=request.finish_reason.value if request.finish_reason else None,
             stop_reason=request.stop_value,
             error=request.error,
+            index=self.index,
         )
         prompt_logprobs = None
         if self.logprobs is not None:
@@ -58,4 +85,5 @@ class LiveRequest:
             request.finished,
             DraftCounts(*self._counts),
             prompt_logprobs,
+            request.num_cached_tokens,
         )

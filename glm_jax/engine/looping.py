@@ -178,6 +178,7 @@ def _next_in_loop(plan: StepPlan, first: StepPlan) -> StepPlan:
                 0,
                 min(wanted.new_drafts, before.request.most_rows - before.request.computed - 2),
             ),
+            start=before.request.computed,
         )
         for before, wanted in zip(plan.group_entries, first.group_entries, strict=True)
     )

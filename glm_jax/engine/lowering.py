@@ -63,6 +63,7 @@ _SHAPELESS = frozenset(
         "scheduling_policy",
         "max_queued_requests",
         "max_overtakes",
+        "split_steps",
         "seed",
         "skip_tokenizer_init",
         # Spelt out by num_pages and the limits, or already in the model's config.

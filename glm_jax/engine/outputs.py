@@ -1,12 +1,16 @@
 """What a caller gets back: whole results, stream pieces, and the record of a step."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bucketing.grid import Cell
+from glm_jax.engine.declined import Declined
 from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.engine.modes import Mode, Served
-from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.plan import NOBODY, Occupancy, StepPlan
+from glm_jax.engine.request import RowClass
+from glm_jax.engine.step_notes import Arrival, GroupDrafts, StepNotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class CompletionOutput:
         logprobs: per token, by id: the token's own, then the most likely ones and those of
             ``logprob_token_ids``; None where they were not asked for.
         cumulative_logprob: the sum of the tokens' own, likewise.
+        index: its number among the request's n.
     """
 
     text: str
@@ -31,6 +36,7 @@ class CompletionOutput:
     error: str | None = None
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
+    index: int = 0
 
 
 class DraftCounts(NamedTuple):
@@ -61,9 +67,12 @@ class RequestOutput:
 
     Attributes:
         prompt: its text, if it came as text.
+        outputs: one per completion: n.
         drafts: what became of its drafts.
         prompt_logprobs: per prompt token, by id: the token's own, then the most likely ones; None
             for the first. None where they were not asked for, or no token was generated yet.
+        num_cached_tokens: tokens of the prompt that were found in the prefix cache when it was
+            first admitted; None before.
     """
 
     request_id: str
@@ -73,6 +82,7 @@ class RequestOutput:
     finished: bool
     drafts: DraftCounts = NO_DRAFTS
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int | None = None
 
 
 class StreamDelta(NamedTuple):
@@ -81,6 +91,7 @@ class StreamDelta(NamedTuple):
     Attributes:
         logprobs: of its tokens; None where they were not asked for.
         prompt_logprobs: of the prompt, with the first token only.
+        index: which of the request's n completions grew.
     """
 
     request_id: str
@@ -91,29 +102,34 @@ class StreamDelta(NamedTuple):
     error: str | None
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
-
-
-class GroupDrafts(NamedTuple):
-    """The drafts that a step verified for one request; the first ``accepted`` were right."""
-
-    request_id: str
-    draft_token_ids: tuple[int, ...]
-    accepted: int
-
-    @property
-    def accepted_token_ids(self) -> tuple[int, ...]:
-        """The accepted ones."""
-        return self.draft_token_ids[: self.accepted]
+    index: int = 0
 
 
 class HostPhases(NamedTuple):
-    """Seconds the host spent in each phase of a step; device time is inside ``fetch``."""
+    """Seconds the host spent in each phase of a step; in ``device`` it waited for the device."""
 
     schedule: float = 0.0
     pack: float = 0.0
     dispatch: float = 0.0
     fetch: float = 0.0
     commit: float = 0.0
+    device: float = 0.0
+
+
+class RequestRows(NamedTuple):
+    """The rows of one request in a step.
+
+    Attributes:
+        known: committed tokens among them.
+        drafts: drafts after those.
+        start: position of the first row.
+        prefill: whether they are of class PREFILL.
+    """
+
+    known: int
+    drafts: int
+    start: int
+    prefill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,23 @@ class StepRecord:
         loop_steps: steps that ran in this one dispatch. Rows, pairs and pads are those of the
             first; drafts are those of all.
         loop_reason: why it was one step, where decode loops are switched on.
+        halves: the cells of its two halves, where it was split; `cell` is what it was planned for.
+        split_reason: why it was not, where split_steps is on.
+        cached_tokens: tokens that requests admitted in it found in the prefix cache.
+        prefix_waits: requests that waited because others wrote the pages they begin with.
+        loop_rows: useful decode rows of all its steps.
+        started: when it began, by ``time.perf_counter``.
+        rows: the rows of each request, in the order of ``request_ids``.
+        chunks: how many of them sit in the prefill segment; they come first.
+        predicted: seconds that it was expected to take, a loop with all its steps.
+        tokens: how many tokens each request got.
+        ended: finish reasons of the requests that ended since the step before.
+        arrived: requests that were queued since the step before.
+        refused: requests refused meanwhile because the queue was full.
+        occupancy: requests and pages when it was planned.
+        queried_tokens: tokens that the requests admitted in it had.
+        declined: who got no rows in it, and why.
+        preempted: who lost their pages to its decodes.
     """
 
     index: int
@@ -167,6 +200,23 @@ class StepRecord:
     drafts: tuple[GroupDrafts, ...] = ()
     loop_steps: int = 1
     loop_reason: str = ""
+    halves: tuple[Cell, ...] = ()
+    split_reason: str = ""
+    cached_tokens: int = 0
+    prefix_waits: int = 0
+    loop_rows: int = 0
+    started: float = 0.0
+    rows: tuple[RequestRows, ...] = ()
+    chunks: int = 0
+    predicted: float = 0.0
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    ended: Mapping[str, str] = field(default_factory=dict)
+    arrived: tuple[Arrival, ...] = ()
+    refused: int = 0
+    occupancy: Occupancy = NOBODY
+    queried_tokens: int = 0
+    declined: tuple[Declined, ...] = ()
+    preempted: tuple[str, ...] = ()
 
     @property
     def draft_tokens(self) -> int:
@@ -186,33 +236,36 @@ class StepResult(NamedTuple):
     record: StepRecord
 
 
-@dataclass(slots=True)
-class StepNotes:
-    """What the engine notes while a step runs.
-
-    Attributes:
-        served: how it runs; None until that is known.
-        fault: phase and message.
-        expert_load: most and mean rows of an expert.
-        drafts: what was verified.
-        steps: steps that ran in the dispatch.
-    """
-
-    served: Served | None = None
-    fault: str | None = None
-    expert_load: tuple[float, float] = (0.0, 0.0)
-    drafts: tuple[GroupDrafts, ...] = ()
-    steps: int = 1
-
-
 def record_of(
-    index: int, plan: StepPlan | None, notes: StepNotes, phases: HostPhases, wall_time: float
+    index: int,
+    plan: StepPlan | None,
+    notes: StepNotes,
+    phases: HostPhases,
+    wall_time: float,
+    started: float = 0.0,
 ) -> StepRecord:
-    """The record of a planned step, of an idle one, or of a fault before there was a plan."""
+    """The record of a planned step, of an idle one, or of a fault before there was a plan.
+
+    Args:
+        index: number of the step.
+        plan: of the step.
+        notes: what happened besides.
+        phases: seconds of the host.
+        wall_time: seconds of all.
+        started: by ``time.perf_counter``.
+    """
     served, fault = notes.served, notes.fault
+    happened = {
+        "fault": fault,
+        "started": started,
+        "tokens": notes.tokens,
+        "ended": notes.ended,
+        "arrived": tuple(notes.arrived),
+        "refused": notes.refused,
+    }
     if plan is None:
         kind = "fault" if fault else "idle"
-        return StepRecord(index, kind, None, 0, 0, 0, 0, (), phases, wall_time, fault)
+        return StepRecord(index, kind, None, 0, 0, 0, 0, (), phases, wall_time, **happened)
     return StepRecord(
         index=index,
         kind="fault" if fault else plan.kind,
@@ -224,7 +277,6 @@ def record_of(
         request_ids=plan.request_ids,
         phases=phases,
         wall_time=wall_time,
-        fault=fault,
         mode="" if served is None else served.mode.value,
         mode_reason="" if served is None else served.reason,
         pairs=plan.pairs,
@@ -235,6 +287,27 @@ def record_of(
         drafts=notes.drafts,
         loop_steps=notes.steps,
         loop_reason=_loop_reason(plan, served),
+        halves=notes.halves,
+        split_reason=notes.split_reason,
+        loop_rows=notes.loop_rows or plan.decode_rows,
+        rows=tuple(
+            RequestRows(
+                entry.known,
+                len(entry.draft_token_ids),
+                entry.start,
+                entry.row_class is RowClass.PREFILL,
+            )
+            for entry in plan.entries
+        ),
+        chunks=len(plan.chunk_entries),
+        predicted=plan.predicted * notes.steps,
+        occupancy=plan.occupancy,
+        cached_tokens=plan.cached_tokens,
+        queried_tokens=plan.queried_tokens,
+        prefix_waits=plan.prefix_waits,
+        declined=plan.declined,
+        preempted=plan.preempted,
+        **happened,
     )
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from bucketing.cell import Cell
 from bucketing.pack import RankRows
+from glm_jax.engine.declined import Declined
 from glm_jax.engine.request import Request, RowClass
 
 
@@ -20,6 +21,7 @@ class PlanEntry(NamedTuple):
         sampled: Whether the last known row (and each draft) draws a token.
         new_drafts: Drafts to make behind the last token drawn, for the next step.
         rows_ahead: Positions after its rows that making them may write.
+        start: Position of its first row.
     """
 
     request: Request
@@ -29,6 +31,7 @@ class PlanEntry(NamedTuple):
     sampled: bool
     new_drafts: int = 0
     rows_ahead: int = 0
+    start: int = 0
 
     @property
     def request_id(self) -> str:
@@ -52,6 +55,25 @@ class PlanEntry(NamedTuple):
         return self.request.computed + rows
 
 
+class Occupancy(NamedTuple):
+    """How full the engine was when a step was planned.
+
+    Attributes:
+        waiting: Requests without a slot.
+        running: Requests with one.
+        free_pages: Pages that could still be handed out, cached ones included.
+        cached_pages: Pages that nobody owns and whose content can be found.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+
+
+NOBODY = Occupancy()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: a cell, who sits where in it, and the rows to pack.
@@ -67,7 +89,12 @@ class StepPlan:
         loop_steps: Steps that its groups may run in one dispatch; 1 is no loop.
         loop_reason: Why there is no loop where loops are switched on.
         cached_tokens: Tokens that requests admitted in it found in the prefix cache.
+        queried_tokens: Tokens that those requests had, as far as pages are shared.
         prefix_waits: Requests that wait because others write the pages they begin with.
+        declined: Who could not have rows in it, and why.
+        preempted: Ids of those who lost their pages to its decodes.
+        predicted: Seconds that one step was expected to take.
+        occupancy: How full the engine was.
     """
 
     cell: Cell
@@ -79,7 +106,12 @@ class StepPlan:
     loop_steps: int = 1
     loop_reason: str = ""
     cached_tokens: int = 0
+    queried_tokens: int = 0
     prefix_waits: int = 0
+    declined: tuple[Declined, ...] = ()
+    preempted: tuple[str, ...] = ()
+    predicted: float = 0.0
+    occupancy: Occupancy = NOBODY
 
     @property
     def entries(self) -> tuple[PlanEntry, ...]:

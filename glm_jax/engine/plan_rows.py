@@ -104,6 +104,7 @@ def _prefill_entry(piece: Piece, following: NextDrafts) -> PlanEntry:
         piece.final,
         following.lengths.get(name, 0),
         following.ahead.get(name, 0),
+        piece.start,
     )
 
 
@@ -112,6 +113,6 @@ def _decode_entry(request: Request, following: NextDrafts) -> PlanEntry:
     drafts, name = request.draft_token_ids, request.request_id
     # In most steps there is nothing to look up: this runs for every group of every step.
     made = lengths.get(name, 0) if lengths else 0
-    return PlanEntry(
-        request, RowClass.DECODE, 1, drafts, True, made, ahead.get(name, 0) if ahead else 0
-    )
+    rows_ahead = ahead.get(name, 0) if ahead else 0
+    start = request.computed
+    return PlanEntry(request, RowClass.DECODE, 1, drafts, True, made, rows_ahead, start)

@@ -22,7 +22,7 @@ from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.piecewise import PiecewiseStep
 from glm_jax.model.cache import Cache, make_zeros
 from glm_jax.model.piece_shapes import kinds_of
-from glm_jax.model.slots import Slots, empty_slots
+from glm_jax.model.slots import Slots
 from glm_jax.model.storage import split_model
 from glm_jax.model.transformer import Transformer
 from glm_jax.sampling.controls import ControlUpdate
@@ -242,7 +242,8 @@ class Runner:
             for array in self._cache:
                 array.delete()
         self._cache = self._make_cache()
-        self._slots = jax.device_put(empty_slots(self.limits, 1, self.lowering.model.vocab_size))
+        empty = jax.tree.map(lambda spec: np.zeros(spec.shape, spec.dtype), self.lowering.slots)
+        self._slots = jax.device_put(empty)
 
     def snapshot(self) -> Cache:
         """A host copy of the whole cache, for tests and tools that inspect pages."""

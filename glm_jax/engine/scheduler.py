@@ -22,10 +22,10 @@ from glm_jax.engine.drafting import Drafting, policy_of
 from glm_jax.engine.looping import choose_loop, loop_results
 from glm_jax.engine.pages import PagePool
 from glm_jax.engine.placement import place
-from glm_jax.engine.plan import StepPlan
+from glm_jax.engine.plan import Occupancy, StepPlan
 from glm_jax.engine.plan_rows import pages_told, write_plan
 from glm_jax.engine.prefix import PrefixCache
-from glm_jax.engine.request import FinishReason, Request, RequestStatus, RowClass
+from glm_jax.engine.request import FinishReason, Request, RequestStatus
 from glm_jax.engine.request_book import RequestBook
 from glm_jax.engine.request_update import RequestUpdate, apply_result, follow
 from glm_jax.engine.residents import Residents
@@ -95,6 +95,7 @@ class Scheduler:
         self._book = RequestBook(config.seed)
         self._in_flight: StepPlan | None = None
         self._last_step_prefilled = False
+        self._preempted: list[str] = []  # while planning the step at hand
         # Prompts that could have ended in the last planned step, but wait for a better fit.
         self._held: frozenset[str] = frozenset()
 
@@ -197,6 +198,8 @@ class Scheduler:
             )
         if not self.has_unfinished:
             return None
+        self._preempted.clear()
+        queried = self.prefix.counts.queried_tokens
         decodes, choice = self._choose()
         pieces = choice.pieces
         assert decodes.requests or pieces, (
@@ -217,44 +220,41 @@ class Scheduler:
             loop_steps=looping.steps,
             loop_reason=looping.reason,
             cached_tokens=cached,
+            queried_tokens=self.prefix.counts.queried_tokens - queried,
             prefix_waits=choice.prefix_waits,
+            declined=choice.declined,
+            preempted=tuple(self._preempted),
+            predicted=self.step_time.predict(plan.cell, plan.pairs),
+            occupancy=Occupancy(
+                len(self.waiting), len(self.running), self.pages.free, self.pages.cached
+            ),
         )
         return plan
 
     def _choose(self) -> tuple[Decodes, Choice]:
         """Return who decodes and which prefill rows are computed, by the step policy."""
         if self.config.step_policy == "mixed":
-            decodes, preempted = self._choose_decodes()
-            return decodes, self._choose_pieces(decodes, admit=not preempted)
+            decodes = choose_decodes(self._residents.requests, self.pages, self._preempt)
+            return decodes, self._choose_pieces(decodes)
         if self.config.step_policy == "prefill_first" or not self._last_step_prefilled:
-            choice = self._choose_pieces(Decodes(), admit=True)
+            choice = self._choose_pieces(Decodes())
             if choice.pieces:
-                return Decodes(), choice
-        decodes, preempted = self._choose_decodes()
-        if decodes.requests:
-            return decodes, Choice()
-        return decodes, self._choose_pieces(decodes, admit=not preempted)
-
-    def _choose_decodes(self) -> tuple[Decodes, bool]:
-        """Return the decodes, with pages for their rows, and whether someone was preempted."""
-        before = self.preemptions
+                return Decodes(), choice.unmixed([r for r in self.running if r.decoding])
         decodes = choose_decodes(self._residents.requests, self.pages, self._preempt)
-        return decodes, self.preemptions > before
+        if decodes.requests:
+            others = [r for r in (*self.running, *self.waiting) if not r.decoding]
+            return decodes, Choice().unmixed(others)
+        return decodes, self._choose_pieces(decodes)
 
-    def _choose_pieces(self, decodes: Decodes, *, admit: bool) -> Choice:
-        """Return the prefill rows; `admit` is off in a step that preempted."""
-        waiting = tuple(self.waiting) if admit else ()
+    def _choose_pieces(self, decodes: Decodes) -> Choice:
+        """Return the prefill rows; a step that preempted admits nobody."""
+        waiting = tuple(self.waiting)
         # Together with all that run and wait, as far as there are slots.
         together = min(self.config.max_num_seqs, len(self.running) + len(waiting))
-        rules = Rules(
-            self.config,
-            self.grid,
-            self.pages,
-            self.step_time,
-            self.prefix,
-            drafter=self.drafting.policy.would_draft(together),
-        )
-        choice = choose_pieces(rules, decodes, self.running, waiting, self._held)
+        drafter = self.drafting.policy.would_draft(together)
+        rules = Rules(self.config, self.grid, self.pages, self.step_time, self.prefix, drafter)
+        admit = not self._preempted
+        choice = choose_pieces(rules, decodes, self.running, waiting, self._held, admit=admit)
         self._held = choice.held
         return choice
 
@@ -280,6 +280,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's pages and slot; it waits for its turn to be recomputed."""
         self.preemptions += 1
+        self._preempted.append(request.request_id)
         request.preemptions += 1
         self._residents.leave(request, in_flight=False)
         self._requeue(request)
@@ -350,9 +351,7 @@ class Scheduler:
 
     def _apply(self, plan: StepPlan, results: Iterable[Result]) -> list[RequestUpdate]:
         """Advance the requests of a step."""
-        self._last_step_prefilled = any(
-            entry.row_class is RowClass.PREFILL for entry in plan.entries
-        )
+        self._last_step_prefilled = plan.kind != "decode"
         updates = []
         for result in results:
             request = result.entry.request

@@ -53,7 +53,7 @@ _LOGPROBS = "The engine option max_logprobs is the most."
 
 PARAMETERS: Mapping[str, Parameter] = {
     "n": Parameter("Outputs of one prompt, each with a seed of its own.", Integer(1), 1),
-    "temperature": Parameter("0 takes the most likely token.", Number(0), 1.0),
+    "temperature": Parameter("Divides the logits; 0 takes the most likely token.", Number(0), 1.0),
     "top_p": Parameter(
         "Keep the most likely tokens up to this mass; 1 is off.",
         Number(0, 1, above=True),
@@ -176,8 +176,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "stop_regex": "Use stop, with the strings themselves.",
     "spaces_between_special_tokens": "Text is the bytes of its tokens; nothing adds spaces.",
     "truncate_prompt_tokens": "Cut the prompt's token ids before you send it.",
-    "prompt_logprob_start": "prompt_logprobs gives all positions; leave the first ones out.",
-    "skip_reading_prefix_cache": "prompt_logprobs skips it by itself.",
+    "prompt_logprob_start": "All positions are given by prompt_logprobs; leave the first ones out.",
+    "skip_reading_prefix_cache": "Leave it out: prompt_logprobs skips the cache by itself.",
     "repetition_detection": "Use repetition_penalty or frequency_penalty.",
     "no_repeat_ngram_size": "Use repetition_penalty or frequency_penalty.",
     "do_sample": "Use temperature=0 for greedy, above 0 to draw.",
@@ -224,8 +224,10 @@ def check_names(what: str, options: Iterable[str], allowed: Iterable[str]) -> No
 
 def table_rows() -> list[str]:
     """Return the table in Markdown, as README.md has it."""
-    lines = ["| Name | Meaning | Allowed | Default |", "| --- | --- | --- | --- |"]
+    names = ("Name", "Meaning", "Allowed", "Default", "Error adds")
+    lines = [f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}"]
     for name, row in PARAMETERS.items():
         default = "none" if row.default == () else repr(row.default)
-        lines.append(f"| `{name}` | {row.meaning} | {row.kind.allowed} | {default} |")
+        cells = (f"`{name}`", row.meaning, row.kind.allowed, default, row.advice or "-")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines

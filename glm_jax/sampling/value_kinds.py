@@ -131,7 +131,10 @@ class OrNone:
         try:
             return self.kind.take(name, value)
         except ValueError as error:
-            text = str(error).replace("; allowed: ", "; allowed: None or ", 1)
+            text = str(error)
+            # Not where an entry of the value is at fault.
+            if text.startswith(f"{name} is "):
+                text = text.replace("; allowed: ", "; allowed: None or ", 1)
             raise ValueError(text) from None
 
 

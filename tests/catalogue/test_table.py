@@ -26,7 +26,7 @@ def rows() -> dict[int, tuple[str, list[str]]]:
 
 
 @functools.cache
-def tests_in(path: str) -> dict[str, str]:
+def docstrings_of(path: str) -> dict[str, str]:
     """Docstrings of the tests of a file by name."""
     tree = ast.parse((TESTS / path).read_text())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
@@ -40,13 +40,13 @@ def test_every_entry_is_in_the_table_once():
 
 def test_every_test_of_the_table_exists():
     named = [test.partition("::") for _, tests in rows().values() for test in tests]
-    assert [(path, name) for path, _, name in named if name not in tests_in(path)] == []
+    assert [(path, name) for path, _, name in named if name not in docstrings_of(path)] == []
 
 
 def test_every_test_of_the_catalogue_is_in_the_table_under_its_number():
     listed = rows()
     for path in sorted((TESTS / "catalogue").glob("test_d*.py")):
-        for name, docstring in tests_in(path.relative_to(TESTS).as_posix()).items():
+        for name, docstring in docstrings_of(path.relative_to(TESTS).as_posix()).items():
             if not name.startswith("test_"):
                 continue
             number = int(docstring.split(":")[0])

@@ -90,11 +90,7 @@ class Loop:
     def run(self, plan: StepPlan):
         """Pack and dispatch, after making stale every entry that holds no computed token."""
         inputs = pack(plan.cell, self.scheduler.limits, plan.rows)
-        held = [(r.pages, r.computed) for r in self.scheduler.running]
-        published = [([page], self.config.page_size) for page in self.pool.published]
-        self.device.keep_only(held + published)
-        for update in self.controls.updates(plan):
-            self.device.controls.update(update)
+        self.prepare(plan)
         if plan.loop_steps > 1:
             self.loops += 1
             ends = loop_ends(self.pool, self.scheduler.limits, plan)
@@ -102,6 +98,14 @@ class Loop:
         outputs = self.device.program(plan.cell)(inputs)
         self.check_writes(plan)
         return outputs
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Make stale what nobody may read, and tell the device the controls of a step."""
+        held = [(r.pages, r.computed) for r in self.scheduler.running]
+        published = [([page], self.config.page_size) for page in self.pool.published]
+        self.device.keep_only(held + published)
+        for update in self.controls.updates(plan):
+            self.device.controls.update(update)
 
     def commit(self, plan: StepPlan, outputs):
         if isinstance(outputs, LoopOutputs):

@@ -42,20 +42,19 @@ class Told(Loop):
         options = {"max_tokens": 12, "ignore_eos": True, "seed": 4, **params}
         self.add(name, prompt_of(Random(name), length), **options)
 
+    def lines(self, update) -> list[int]:
+        """The lines that an update starts or clears."""
+        return [slot for slot in update.line_slot[0].tolist() if slot < self.config.max_num_seqs]
+
+    def counted(self, update) -> int:
+        """The counts that it changes."""
+        return int((update.count_slot < self.config.max_num_seqs).sum())
+
     def end(self) -> None:
         self.finish()
         for name in self.requests:
             self.check_tokens(name)
         self.check_idle()
-
-
-def lines(update) -> list[int]:
-    """The lines that an update starts or clears."""
-    return [slot for slot in update.line_slot[0].tolist() if slot <= OPTIONS["max_num_seqs"]]
-
-
-def counted(update) -> int:
-    return int((update.count_slot < OPTIONS["max_num_seqs"]).sum())
 
 
 def test_a_step_without_users_has_no_update():
@@ -74,12 +73,12 @@ def test_a_line_is_told_when_its_request_first_samples_and_then_only_what_is_new
     assert chunks == 3
     assert [len(updates) for updates in loop.updates] == [0, 0, *[1] * (len(loop.plans) - 2)]
     first, *rest = (updates[0] for updates in loop.updates[2:])
-    assert lines(first) == [0]
-    marks = first.count_more[0, : counted(first)].tolist()
+    assert loop.lines(first) == [0]
+    marks = first.count_more[0, : loop.counted(first)].tolist()
     assert marks == [IN_PROMPT] * len(set(prompt_of(Random("user"), 40)))
-    assert [lines(update) for update in rest] == [[]] * len(rest)
+    assert [loop.lines(update) for update in rest] == [[]] * len(rest)
     # The last step's tokens are never told.
-    last = len(loop.outputs["user"]) - sum(map(counted, rest))
+    last = len(loop.outputs["user"]) - sum(map(loop.counted, rest))
     assert 1 <= last <= 1 + K
 
 
@@ -105,7 +104,7 @@ def test_the_next_request_of_a_slot_without_controls_clears_the_line_once():
     per_step = [len(updates) for updates in loop.updates]
     assert per_step == [1, 1, 1, 1, 0, 0, 0]
     (clearing,) = loop.updates[3]
-    assert lines(clearing) == [0]
+    assert loop.lines(clearing) == [0]
     assert not clearing.line_active[0, 0]
 
 
@@ -114,7 +113,7 @@ def test_a_prompt_of_many_tokens_takes_several_calls(monkeypatch):
     loop = Told()
     loop.ask("user", 16, repetition_penalty=1.5)
     loop.end()
-    told = [counted(update) for update in loop.updates[0]]
+    told = [loop.counted(update) for update in loop.updates[0]]
     assert sum(told) == len(set(prompt_of(Random("user"), 16)))
     assert len(told) > 2
     assert set(told[:-1]) == {5}
@@ -127,17 +126,20 @@ def test_more_new_lines_than_a_call_takes_come_before_their_tokens(monkeypatch):
         loop.ask(name, 3, repetition_penalty=1.5, bad_words=[[3, 4]])
     loop.end()
     calls = loop.updates[0]
-    assert [len(lines(update)) for update in calls] == [1, 1, 1, 1]
-    assert [counted(update) > 0 for update in calls] == [False, False, False, True]
+    assert [len(loop.lines(update)) for update in calls] == [1, 1, 1, 1]
+    assert [loop.counted(update) > 0 for update in calls] == [False, False, False, True]
 
 
 def test_a_request_that_comes_back_to_its_line_is_told_only_what_is_new():
     loop = Told(num_pages=7, scheduling_policy="priority")
     loop.ask("user", 7, frequency_penalty=0.5, max_tokens=14, priority=1)
+    loop.step()
     loop.ask("first", 7, max_tokens=14)
     loop.end()
     assert loop.requests["user"].preemptions
-    started = [slot for updates in loop.updates for update in updates for slot in lines(update)]
+    started = [
+        slot for updates in loop.updates for update in updates for slot in loop.lines(update)
+    ]
     assert started == [0]
 
 
@@ -148,7 +150,7 @@ def test_a_lost_device_is_told_everything_again():
         loop.step()
     loop.lose_pool()
     loop.end()
-    started = [bool(lines(update)) for updates in loop.updates for update in updates]
+    started = [bool(loop.lines(update)) for updates in loop.updates for update in updates]
     assert started == [True, False, False, False, True, *[False] * (len(started) - 5)]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from engine.company import Company, K, ask, entries
+from engine.company import Company, ask, entries
 
 from bucketing.cell import Cell
 from bucketing.step_inputs import StepOutputs
@@ -112,19 +112,6 @@ def test_piecewise_steps_give_the_logprobs_of_full_ones(tiny_llm):
     assert {record.kind for record in company.records} >= {"mixed"}
     for name, expected in reference.items():
         check(expected, company.outputs[name])
-
-
-@pytest.mark.slow
-def test_logprobs_operator_by_operator_are_those_of_full_steps(tiny_llm, compile_counter):
-    asked = {"r": wanted("eager", 3, max_tokens=2)}
-    expected = alone(tiny_llm, asked["r"])
-    company = Company(tiny_llm, asked, target=target_of(tiny_llm, "eager"), drafts=0)
-    company.add("r")
-    # Every operator is a program of its own.
-    with compile_counter.single_operators():
-        company.finish()
-    assert {record.mode for record in company.records} == {"EAGER"}
-    check(expected, company.outputs["r"])
 
 
 def test_preempted_requests_get_the_logprobs_alone(tiny_llm):

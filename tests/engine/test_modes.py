@@ -12,6 +12,7 @@ from bucketing.programs import NoProgramError, ProgramTable
 from glm_jax import SamplingParams
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.lowering import Lowering, logits_key
+from glm_jax.engine.outputs import RequestOutput
 from glm_jax.engine.runner import Runner
 from scripts.fuzz_modes import PIECE_BUCKETS, ModeTarget, fuzz_modes, target_of
 
@@ -31,15 +32,19 @@ def engine_of(target, **options) -> Engine:
 
 
 def run_all(engine: Engine, prompts) -> tuple[list[list[int]], list]:
-    params = SamplingParams(temperature=0.7, seed=5, max_tokens=6, ignore_eos=True)
+    outputs, records = finish_all(engine, prompts)
+    return [output.outputs[0].token_ids for output in outputs], records
+
+
+def finish_all(engine: Engine, prompts, **asked) -> tuple[list[RequestOutput], list]:
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=6, ignore_eos=True, **asked)
     for number, prompt in enumerate(prompts):
         engine.add_request(f"r{number}", prompt, params)
     records = []
     while engine.has_unfinished:
         records.append(engine.step().record)
     assert [record.fault for record in records if record.fault] == []
-    outputs = [engine.release(f"r{number}")[0] for number in range(len(prompts))]
-    return [output.outputs[0].token_ids for output in outputs], records
+    return [engine.release(f"r{number}")[0] for number in range(len(prompts))], records
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +170,20 @@ def test_logits_of_a_piecewise_step_are_those_of_a_full_one(tiny_llm, piecewise,
 
 
 @pytest.mark.slow
-def test_eager_gives_the_tokens_of_full(tiny_llm, prompts, compile_counter):
-    expected, _ = run_all(engine_of(tiny_llm), prompts[:1])
+def test_eager_gives_the_tokens_and_logprobs_of_full(tiny_llm, prompts, compile_counter):
+    asked = {"logprobs": 2, "prompt_logprobs": 1}
+    (expected,), _ = finish_all(engine_of(tiny_llm), prompts[:1], **asked)
     # Every operator is a program of its own: that is what EAGER means. So only two small cells
     # here; scripts/fuzz_modes.py runs all of them.
     with compile_counter.single_operators():
-        tokens, records = run_all(engine_of(target_of(tiny_llm, "eager")), prompts[:1])
-    assert tokens == expected
+        (output,), records = finish_all(
+            engine_of(target_of(tiny_llm, "eager")), prompts[:1], **asked
+        )
     assert {record.mode for record in records} == {"EAGER"}
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    likewise = [*expected.prompt_logprobs[1:], *expected.outputs[0].logprobs]
+    for one, other in zip(positions, likewise, strict=True):
+        assert one.keys() == other.keys()
+        for token, likely in one.items():
+            assert abs(likely.logprob - other[token].logprob) < 1e-5

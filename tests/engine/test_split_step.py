@@ -37,9 +37,7 @@ class SplitLoop(Loop):
         self.splits += len(parts) - 1
         if len(parts) == 1:
             return super().run(plan)
-        held = [(r.pages, r.computed) for r in self.scheduler.running]
-        published = [([page], self.config.page_size) for page in self.pool.published]
-        self.device.keep_only(held + published)
+        self.prepare(plan)
         outputs = []
         for part in parts:
             inputs = pack(part.cell, self.scheduler.limits, part.rows)
