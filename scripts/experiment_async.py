@@ -31,6 +31,7 @@ class NoDevice:
     """Answers at once what a step of the same shapes would return; drafts are never right."""
 
     drafts_write_ahead = False
+    resets = 0
 
     def __init__(self, llm: LLM) -> None:
         """Stand in for the runner of an LLM."""

@@ -15,13 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
-from bucketing.cell import Cell
 from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import LLM, SamplingParams
@@ -31,8 +29,6 @@ from glm_jax.engine.outputs import NO_DRAFTS, DraftCounts, GroupDrafts
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.results import read_results
 from glm_jax.engine.runner import Runner
-from glm_jax.sampling.controls import ControlUpdate
-from glm_jax.sampling.row_logprobs import RowLogprobs
 from scripts.decision_margins import decisions
 from scripts.fuzz_modes import target_of
 from scripts.fuzz_schedules import (
@@ -89,37 +85,15 @@ class ScriptedDrafts:
         """
         self.drafts_write_ahead = runner.drafts_write_ahead
         self._engine = engine
-        self._executor = engine._executor
+        self._executor = engine._execution._executor
         self._runner = runner
         self._expected = expected
         self._script = script
-        engine._executor = self
+        engine._execution._executor = self
 
-    def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
-        """Say how a step will run."""
-        return self._executor.serve(cell, rows, loop_steps)
-
-    def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
-        """Logits of chosen rows of a step."""
-        return self._executor.logits(outputs, rows)
-
-    def logprobs(
-        self,
-        outputs: StepOutputs,
-        rows: Sequence[int],
-        targets: Sequence[int],
-        further: Sequence[Sequence[int]],
-    ) -> RowLogprobs:
-        """Log-probabilities at chosen rows of a step."""
-        return self._executor.logprobs(outputs, rows, targets, further)
-
-    def reset(self) -> None:
-        """Make a new zero cache and empty slots."""
-        self._executor.reset()
-
-    def control(self, updates: Sequence[ControlUpdate]) -> None:
-        """Change the control lines of the slots."""
-        self._executor.control(updates)
+    def __getattr__(self, name: str) -> Any:
+        """Leave everything else to the executor."""
+        return getattr(self._executor, name)
 
     def run(self, served: Served, inputs: StepInputs) -> StepOutputs:
         """Run a step and replace its drafts, in the outputs and on the device."""

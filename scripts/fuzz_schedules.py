@@ -199,8 +199,14 @@ def limited_grid(llm: Target, schedule: Schedule) -> LimitedGrid:
     )
 
 
-def make_engine(llm: Target, schedule: Schedule) -> Engine:
-    """An engine of its own on the runner of ``llm``, whose device state starts empty."""
+def make_engine(llm: Target, schedule: Schedule, **options: Any) -> Engine:
+    """An engine of its own on the runner of ``llm``, whose device state starts empty.
+
+    Args:
+        llm: gives the runner and the options.
+        schedule: its limits and options.
+        **options: more arguments of the engine.
+    """
     llm.runner.reset()
     grid = limited_grid(llm, schedule)
     engine = Engine(
@@ -208,6 +214,7 @@ def make_engine(llm: Target, schedule: Schedule) -> Engine:
         llm.runner,
         vocab_size=llm.model_config.vocab_size,
         grid=grid,
+        **options,
     )
     scheduler = engine.scheduler
     if isinstance(schedule.drafts, int):

@@ -37,7 +37,7 @@ def controlled_logits(
         scores[token] += np.float32(bias)
     for word in params.bad_words:
         if list(output[len(output) - len(word) + 1 :]) == list(word[:-1]):
-            scores[word[-1]] = -np.inf
+            scores[int(word[-1])] = -np.inf
     for token in {*prompt, *output}:
         factor = np.float32(params.repetition_penalty)
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor

@@ -6,7 +6,7 @@ from bucketing.step_inputs import Limits
 from glm_jax.engine.plan import PlanEntry, StepPlan
 from glm_jax.engine.request import Request
 from glm_jax.sampling.control_changes import ControlChanges, RowControl
-from glm_jax.sampling.controls import IN_PROMPT, NO_TOKEN, ControlUpdate
+from glm_jax.sampling.control_update import IN_PROMPT, NO_TOKEN, ControlUpdate
 from glm_jax.sampling.request_controls import RequestControls
 from glm_jax.sampling.thinking import ThinkingPart
 

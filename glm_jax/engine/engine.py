@@ -213,6 +213,9 @@ class Engine:
         try:
             with clock.phase("schedule"):
                 self._fault_hook("schedule", None)
+                if self._execution.device_was_reset:
+                    # No page holds what the prefix cache says, nor what requests computed.
+                    self._lose_pool()
                 deltas += map(self._delta, self.scheduler.expire(self.clock()))
                 plan = self.scheduler.schedule()
             if plan is not None:

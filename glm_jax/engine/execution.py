@@ -61,6 +61,7 @@ class Execution:
         self._pages = pages
         self._executor = executor
         self._controls = ControlBook(self._limits)
+        self._resets = executor.resets
 
     def halves(self, plan: StepPlan) -> Halves:
         """Return the plans that a step runs as."""
@@ -138,7 +139,14 @@ class Execution:
         logprobs_of = partial(self._executor.logprobs, outputs)
         return collect_logprobs(plan, layout, results(), logprobs_of, wanted)
 
+    @property
+    def device_was_reset(self) -> bool:
+        """Whether somebody else reset the device: another engine on it, or a tool."""
+        return self._executor.resets != self._resets
+
     def reset(self) -> None:
         """Start over with an empty device: the donated cache may be gone, or half written."""
-        self._executor.reset()
+        if not self.device_was_reset:
+            self._executor.reset()
+        self._resets = self._executor.resets
         self._controls.clear()

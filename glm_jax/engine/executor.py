@@ -10,8 +10,8 @@ from bucketing.cell import Cell
 from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax.engine.modes import Served
-from glm_jax.sampling.controls import ControlUpdate
-from glm_jax.sampling.row_logprobs import RowLogprobs
+from glm_jax.sampling.control_update import ControlUpdate
+from glm_jax.sampling.row_logprobs import RowLogprobs, RowQuestion
 
 
 @runtime_checkable
@@ -23,6 +23,11 @@ class Executor(Protocol):
     """
 
     drafts_write_ahead: bool
+
+    @property
+    def resets(self) -> int:
+        """How often cache and slots were made anew, by whoever."""
+        ...
 
     def serve(self, cell: Cell, rows: int, loop_steps: int = 1) -> Served:
         """Say how a step of so many useful rows will run, and in which layout to pack it.
@@ -47,14 +52,8 @@ class Executor(Protocol):
         """Logits of chosen rows of a step."""
         ...
 
-    def logprobs(
-        self,
-        outputs: StepOutputs,
-        rows: Sequence[int],
-        targets: Sequence[int],
-        further: Sequence[Sequence[int]],
-    ) -> RowLogprobs:
-        """Log-probabilities at chosen rows of a step: of a target token and further ones each."""
+    def logprobs(self, outputs: StepOutputs, question: RowQuestion) -> RowLogprobs:
+        """Log-probabilities at chosen rows of a step."""
         ...
 
     def reset(self) -> None:

@@ -15,11 +15,10 @@ from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.engine.plan import StepPlan
 from glm_jax.engine.request_logprobs import RequestLogprobs
 from glm_jax.engine.results import Result
-from glm_jax.sampling.row_logprobs import RowLogprobs
+from glm_jax.sampling.row_logprobs import RowLogprobs, RowQuestion
 
 LogitsOf = Callable[[Sequence[int]], Float[np.ndarray, "rows V"]]
-# Takes rows, and of each its target token and further ones.
-LogprobsOf = Callable[[Sequence[int], Sequence[int], Sequence[Sequence[int]]], RowLogprobs]
+LogprobsOf = Callable[[RowQuestion], RowLogprobs]
 
 
 def collect_logits(
@@ -91,7 +90,7 @@ def collect_logprobs(
         parts[entry.request_id] = _Part(record, len(prompt), tokens)
     if not rows:
         return {}
-    answer = logprobs_of(rows, targets, further)
+    answer = logprobs_of(RowQuestion(rows, targets, further))
     drawn, start = {}, 0
     for name, (record, prompt_rows, tokens) in parts.items():
         middle, stop = start + prompt_rows, start + prompt_rows + len(tokens)

@@ -28,7 +28,7 @@ from glm_jax.model.pieces import Pieces
 from glm_jax.model.slots import Slots, slot_shapes, update_controls
 from glm_jax.model.step import build_step
 from glm_jax.model.storage import abstract_model, numpy_dtype, split_model
-from glm_jax.sampling.controls import UPDATE_LINES, empty_update
+from glm_jax.sampling.control_update import UPDATE_LINES, empty_update
 
 # The kind of the program that serves logits and log-probabilities of chosen rows, LOGITS_ROWS per
 # call: 64 rows of a 155K vocabulary are 40 MB.

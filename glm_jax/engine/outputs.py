@@ -219,6 +219,11 @@ class StepRecord:
     preempted: tuple[str, ...] = ()
 
     @property
+    def pad_rows(self) -> int:
+        """Pad rows of both segments."""
+        return self.prefill_pad_rows + self.decode_pad_rows
+
+    @property
     def draft_tokens(self) -> int:
         """Drafts that were verified."""
         return sum(len(group.draft_token_ids) for group in self.drafts)

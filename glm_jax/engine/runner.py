@@ -25,8 +25,8 @@ from glm_jax.model.piece_shapes import kinds_of
 from glm_jax.model.slots import Slots
 from glm_jax.model.storage import split_model
 from glm_jax.model.transformer import Transformer
-from glm_jax.sampling.controls import ControlUpdate
-from glm_jax.sampling.row_logprobs import RowLogprobs
+from glm_jax.sampling.control_update import ControlUpdate
+from glm_jax.sampling.row_logprobs import RowLogprobs, RowQuestion
 
 
 class Runner:
@@ -44,6 +44,7 @@ class Runner:
         dispatches: programs that the last step ran; 0 for EAGER.
         drafts_write_ahead: whether making drafts writes the cache behind a step's rows: where the
             later passes of the MTP layer select keys of their own, they write them too.
+        resets: how often cache and slots were made anew.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Runner:
         self._make_cache = make_zeros(lowering.cache)
         self._cache: Cache | None = None
         self._slots: Slots
+        self.resets = -1
         self.reset()
 
     @property
@@ -191,38 +193,21 @@ class Runner:
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> Float[np.ndarray, "rows V"]:
         """Float32 logits of chosen rows of a step."""
-        nothing = [0] * len(rows), [()] * len(rows)
-        parts = self._head_rows(outputs, rows, *nothing)
+        parts = self._head_rows(outputs, RowQuestion(rows, [0] * len(rows), [()] * len(rows)))
         # One part is fetched before the next is made: they are large.
         return np.concatenate([np.asarray(logits)[:count] for count, logits, _ in parts])
 
-    def logprobs(
-        self,
-        outputs: StepOutputs,
-        rows: Sequence[int],
-        targets: Sequence[int],
-        further: Sequence[Sequence[int]],
-    ) -> RowLogprobs:
-        """Log-probabilities at chosen rows of a step, by its raw logits.
-
-        Args:
-            outputs: of the step.
-            rows: at least one.
-            targets: a token of each.
-            further: more tokens of each, at most ``max_logprobs``.
-        """
-        parts = [(n, found) for n, _, found in self._head_rows(outputs, rows, targets, further)]
+    def logprobs(self, outputs: StepOutputs, question: RowQuestion) -> RowLogprobs:
+        """Log-probabilities at chosen rows of a step, by its raw logits."""
+        parts = [(count, found) for count, _, found in self._head_rows(outputs, question)]
         fetched = [[np.asarray(array)[:n] for array in found] for n, found in parts]
         return RowLogprobs(*map(np.concatenate, zip(*fetched, strict=True)))
 
     def _head_rows(
-        self,
-        outputs: StepOutputs,
-        rows: Sequence[int],
-        targets: Sequence[int],
-        further: Sequence[Sequence[int]],
+        self, outputs: StepOutputs, question: RowQuestion
     ) -> Iterator[tuple[int, jax.Array, RowLogprobs]]:
         """Yield, part by part, how many rows are meant, and what the head program makes of them."""
+        rows, targets, further = question
         hidden = outputs.hidden
         program = self.programs[Piece(LOGITS, hidden.shape[1])]
         for start in range(0, len(rows), LOGITS_ROWS):
@@ -237,6 +222,7 @@ class Runner:
 
     def reset(self) -> None:
         """Make a new zero cache and empty slots: at the start, and after a lost step."""
+        self.resets += 1
         if self._cache is not None:
             # Whatever survived the fault goes first: two pools at once may not fit.
             for array in self._cache:

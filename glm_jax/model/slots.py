@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from bucketing.step_inputs import Limits, StepInputs
-from glm_jax.sampling.controls import ROW_BANS, ControlLines, ControlUpdate, update_lines
+from glm_jax.sampling.control_update import ROW_BANS, ControlUpdate
+from glm_jax.sampling.controls import ControlLines, update_lines
 
 
 class Slots(NamedTuple):

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from glm_jax.tokenizer import Tokenizer
+from glm_jax.sampling.encoder import Encoder
 
 Word = tuple[int, ...]
 
 
 def word_tokens(
-    words: Iterable[str | Sequence[int]], tokenizer: Tokenizer | None
+    words: Iterable[str | Sequence[int]], tokenizer: Encoder | None
 ) -> tuple[Word, ...]:
     """Return each word as token ids, a string at the start of a text and behind a space.
 

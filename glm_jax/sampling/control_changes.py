@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glm_jax.sampling.controls import (
+from glm_jax.sampling.control_update import (
     NO_TOKEN,
     ROW_BANS,
     UPDATE_LINES,

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from glm_jax.sampling.bad_words import LongWords, word_tokens
-from glm_jax.sampling.controls import ROW_BANS
+from glm_jax.sampling.control_update import ROW_BANS
+from glm_jax.sampling.encoder import Encoder
 from glm_jax.sampling.params import SamplingParams
 from glm_jax.sampling.thinking import END, START, ThinkingBudget
-from glm_jax.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def controls_of(
     params: SamplingParams,
     *,
     vocab_size: int,
-    tokenizer: Tokenizer | None,
+    tokenizer: Encoder | None,
     think_ids: tuple[int, int] | None,
     stop_ids: Iterable[int] = (),
 ) -> RequestControls | None:

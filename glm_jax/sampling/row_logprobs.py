@@ -1,8 +1,23 @@
-"""What the head program says of chosen rows of a step; host-only."""
+"""What the head program is asked about chosen rows of a step, and what it says; host-only."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxtyping import Float32, Int32
+
+
+class RowQuestion(NamedTuple):
+    """Tokens whose log-probabilities are wanted, besides the most likely ones.
+
+    Attributes:
+        rows: Of the step; at least one.
+        targets: A token of each row.
+        further: More tokens of each row, at most ``max_logprobs``.
+    """
+
+    rows: Sequence[int]
+    targets: Sequence[int]
+    further: Sequence[Sequence[int]]
 
 
 class RowLogprobs(NamedTuple):

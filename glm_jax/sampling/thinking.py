@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from glm_jax.tokenizer import Tokenizer
+from glm_jax.sampling.encoder import Encoder
 
 START, END = "<think>", "</think>"
 
@@ -58,7 +58,7 @@ class ThinkingPart(NamedTuple):
         return rows
 
 
-def thinking_ids(tokenizer: Tokenizer | None) -> tuple[int, int] | None:
+def thinking_ids(tokenizer: Encoder | None) -> tuple[int, int] | None:
     """Return the ids of the start and the end token; None where a model has none."""
     if tokenizer is None:
         return None

@@ -65,10 +65,10 @@ STARVATION = (
     ),
     Mutation(
         27,
-        "the first victim is the one that was planned first",
-        "glm_jax/engine/decode_rows.py",
-        "        victim = running[-1]\n",
-        "        victim = running[0]\n",
+        "a victim keeps the drafts that were made for it",
+        "glm_jax/engine/scheduler.py",
+        "        request.draft_token_ids = ()\n        self.waiting.add(request)\n",
+        "        self.waiting.add(request)\n",
         "tests/engine/test_queue.py::test_a_victim_that_drafted_gives_everything_back",
     ),
     Mutation(

@@ -7,10 +7,10 @@ TESTS = "tests/catalogue/test_d7_speculation.py::"
 SPECULATION = (
     Mutation(
         56,
-        "the place of a draft that is yet to be made stays in the request",
+        "the place of a draft that is yet to be made stands in the request",
         "glm_jax/engine/request_update.py",
         "    request.draft_token_ids = drafts if len(drafts) <= room else drafts[: max(0, room)]\n",
-        "    request.draft_token_ids = [*drafts, -1][: max(0, room)] if drafts else []\n",
+        "    request.draft_token_ids = [*drafts[:-1], -1][: max(0, room)] if drafts else []\n",
         TESTS + "test_every_token_id_of_a_step_is_one_even_where_a_request_missed_the_last",
     ),
     Mutation(
@@ -30,12 +30,29 @@ SPECULATION = (
         TESTS + "test_a_seed_draws_the_same_tokens_in_mixed_steps_chunk_by_chunk",
     ),
     Mutation(
+        62,
+        "all completions of a prompt have its seed",
+        "glm_jax/engine/children.py",
+        "(params.seed + index) % _SEEDS",
+        "params.seed % _SEEDS",
+        "tests/engine/test_children.py::test_completion_i_is_that_of_a_request_with_seed_plus_i",
+    ),
+    Mutation(
         63,
         "a line is told the whole output again before every step",
         "glm_jax/engine/control_book.py",
         "request.tokens[max(told, prompt) :]",
         "request.tokens[prompt:]",
         TESTS + "test_penalties_count_each_token_once_whatever_was_drafted",
+    ),
+    Mutation(
+        63,
+        "all rows of a verify group see the output without drafts",
+        "glm_jax/sampling/controls.py",
+        "jnp.arange(rows.drafts.shape[1]) < number[:, None]",
+        "jnp.arange(rows.drafts.shape[1]) < 0 * number[:, None]",
+        "tests/sampling/test_controls.py::"
+        "test_each_verify_row_sees_the_output_and_the_drafts_before_it",
     ),
     Mutation(
         64,

@@ -75,6 +75,7 @@ def test_penalties_count_each_token_once_whatever_was_drafted(drafts, penalty):
         story.step()
         story.add("penalised", prompts["penalised"], **params)
         story.finish()
+        assert [record.fault for record in story.records if record.fault] == []
         output = story.output("penalised")
         assert output.outputs[0].token_ids == story.alone(prompts["penalised"], **params)
         accepted += output.drafts.accepted_tokens

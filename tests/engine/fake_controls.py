@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bucketing.step_inputs import Limits
-from glm_jax.sampling.controls import IN_PROMPT, NO_TOKEN, ControlUpdate, empty_update
+from glm_jax.sampling.control_update import IN_PROMPT, NO_TOKEN, ControlUpdate, empty_update
 from glm_jax.sampling.params import SamplingParams
 
 

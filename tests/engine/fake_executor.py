@@ -16,7 +16,7 @@ from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served, full
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.sampling.params import SamplingParams
-from glm_jax.sampling.row_logprobs import RowLogprobs
+from glm_jax.sampling.row_logprobs import RowLogprobs, RowQuestion
 from glm_jax.tokenizer import Tokenizer
 
 # The text of each token, and how a byte-level vocabulary writes it.
@@ -77,8 +77,9 @@ class FakeExecutor:
         """One-hot at the row's number, so that a test sees which rows were asked for."""
         return np.eye(VOCABULARY, dtype=np.float32)[np.array(rows)]
 
-    def logprobs(self, outputs: StepOutputs, rows, targets, further) -> RowLogprobs:
+    def logprobs(self, outputs: StepOutputs, question: RowQuestion) -> RowLogprobs:
         """Values that tell the position and the token of the row asked, and the id asked about."""
+        rows, targets, further = question
         most = min(self.config.max_logprobs, VOCABULARY)
         seen = [int(value) for value in np.asarray(outputs.hidden)[0, np.array(rows), 0]]
         best = [top_ids_of(value)[:most] for value in seen]

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from engine.harness import THINK, Loop, prompt_of
 
-from glm_jax.sampling.controls import IN_PROMPT, NO_TOKEN, UPDATE_LINES, UPDATE_TOKENS
+from glm_jax.sampling.control_update import IN_PROMPT, NO_TOKEN, UPDATE_LINES, UPDATE_TOKENS
 
 OPTIONS = {
     "max_model_len": 64,

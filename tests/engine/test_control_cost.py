@@ -75,12 +75,10 @@ def test_a_compiled_step_never_copies_the_lines(tiny_llm, cell):
         for sizes in ("", "1,")
     }
     program = tiny_llm.runner.programs[cell]
-    moved = [
-        line
-        for line in hlo_lines(program.as_text())
-        if line.opcode in ("copy", "copy-start", "fusion", "dynamic-update-slice", "scatter")
-        and line.shape.partition("{")[0] in lines
-    ]
-    assert moved == []
+    made = [line for line in hlo_lines(program.as_text()) if line.shape.partition("{")[0] in lines]
+    assert {line.opcode for line in made} >= {"parameter"}
+    # Other names for the same memory.
+    same = ("parameter", "bitcast", "get-tuple-element", "conditional", "tuple")
+    assert [line.name for line in made if line.opcode not in same] == []
     held = sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in tiny_llm.runner._slots)
     assert program.memory_analysis().alias_size_in_bytes >= held

@@ -75,7 +75,7 @@ def asked_for(feature: str, drawing: str, llm) -> tuple[Asked, list[int]]:
 
 
 def knowing_thoughts(engine: Engine) -> Engine:
-    engine._think_ids = THINK
+    engine._intake._think_ids = THINK
     return engine
 
 

@@ -7,18 +7,11 @@ model: test_logprobs_of_a_model.
 from random import Random
 
 import pytest
-from engine.fake_executor import (
-    Story,
-    character_tokenizer,
-    logprob_of,
-    rank_of,
-    text_of,
-    top_ids_of,
-)
+from engine.fake_executor import Story, character_tokenizer, rank_of, text_of, top_ids_of
 from engine.fake_program import VOCABULARY, hidden_of
 from engine.harness import prompt_of
+from engine.said_logprobs import check
 
-from glm_jax import Logprob
 from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.request import RequestStatus
 
@@ -29,57 +22,6 @@ OTHER = prompt_of(Random(6), 9)
 # Of everything: three of the most likely, and two labels.
 ALL = {"logprobs": 3, "prompt_logprobs": 2, "logprob_token_ids": [7, 50]}
 SPECULATING = {"num_speculative_tokens": 4, "decode_loop_steps": 0}
-
-
-def at(known, position, *, top=0, further=()) -> dict[int, Logprob]:
-    """What is to be said of the token at a position, by the row before it."""
-    hidden, token = hidden_of(position - 1, known[position - 1]), known[position]
-    found = {token: Logprob(logprob_of(hidden, token), rank_of(hidden, token))}
-    for place, id_ in enumerate(top_ids_of(hidden)[:top]):
-        found[id_] = Logprob(logprob_of(hidden, id_), place + 1)
-    for id_ in further:
-        found.setdefault(id_, Logprob(logprob_of(hidden, id_)))
-    return found
-
-
-def without_text(position):
-    return position and {id_: one._replace(decoded_token=None) for id_, one in position.items()}
-
-
-def check(story: Story, name: str, prompt, **asked):
-    """Release a finished request: results and stream pieces hold exactly what was asked for."""
-    output = story.output(name)
-    (completion,) = output.outputs
-    known, first = [*prompt, *completion.token_ids], len(prompt)
-    prompt_top, top = asked.get("prompt_logprobs"), asked.get("logprobs")
-    labels = asked.get("logprob_token_ids", ())
-    expected = expected_prompt = None
-    if prompt_top is not None:
-        expected_prompt = [None, *(at(known, n, top=prompt_top) for n in range(1, first))]
-        if not completion.token_ids:
-            expected_prompt = None
-    if top is not None or labels:
-        expected = [at(known, n, top=top or 0, further=labels) for n in range(first, len(known))]
-    said = None if output.prompt_logprobs is None else [*map(without_text, output.prompt_logprobs)]
-    assert said == expected_prompt
-    found = completion.logprobs
-    assert (found and [*map(without_text, found)]) == expected
-    pieces = story.deltas[name]
-    if expected is None:
-        assert {delta.logprobs for delta in pieces} == {None}
-        assert completion.cumulative_logprob is None
-    else:
-        assert [one for delta in pieces for one in delta.logprobs] == found
-        assert all(len(delta.logprobs) == len(delta.token_ids) for delta in pieces)
-        own = [one[token].logprob for one, token in zip(found, completion.token_ids, strict=True)]
-        assert completion.cumulative_logprob == sum(own)
-        assert [next(iter(one)) for one in found] == completion.token_ids
-    # Once, with the first token.
-    given = [n for n, delta in enumerate(pieces) if delta.prompt_logprobs is not None]
-    drew = [n for n, delta in enumerate(pieces) if delta.token_ids]
-    assert given == (drew[:1] if prompt_top is not None else [])
-    assert all(pieces[n].prompt_logprobs == output.prompt_logprobs for n in given)
-    return output
 
 
 def speculating(drafts=4, **options) -> Story:
@@ -330,8 +272,13 @@ def test_prompt_logprobs_of_a_cached_prompt_are_neither_stale_nor_short():
     story.add("plain", LONG, max_tokens=3)
     story.finish()
     story.add("warm", LONG, max_tokens=3, **ALL)
+    story.finish()
+    assert sum(record.prefill_rows for record in story.records[-6:]) == len(LONG)
     story.add("tokens only", LONG, max_tokens=3, logprobs=3)
     story.finish()
+    # The last page is not full.
+    assert story.records[-3].decode_rows + story.records[-3].prefill_rows == 1
+    assert not any(record.fault for record in story.records)
     warm = check(story, "warm", LONG, **ALL)
     assert warm.prompt_logprobs == cold.prompt_logprobs
     assert warm.outputs[0].logprobs == cold.outputs[0].logprobs

@@ -180,7 +180,7 @@ def kinds(keys):
 def test_warm_all_waits_for_every_cell_and_needs_no_pieces(tiny_llm):
     found, grid = order(tiny_llm, grid_warm="all")
     assert set(cells(found.now)) == grid
-    assert kinds(found.now) == {"logits"}
+    assert kinds(found.now) == {"controls", "logits"}
     assert found.later == ()
 
 

@@ -56,6 +56,7 @@ class Recorder:
     """
 
     drafts_write_ahead = False
+    resets = 0
 
     def __init__(self, runner) -> None:
         self.runner = runner

@@ -14,6 +14,7 @@ from engine.company import Company, ask, entries
 from bucketing.cell import Cell
 from bucketing.step_inputs import StepOutputs
 from glm_jax import SamplingParams
+from glm_jax.sampling.row_logprobs import RowLogprobs, RowQuestion
 from scripts.fuzz_modes import target_of
 from scripts.fuzz_schedules import Asked, Schedule, make_engine, tokens_alone
 
@@ -165,11 +166,11 @@ def test_generate_and_stream_hand_out_logprobs(tiny_llm, chunked):
 # The head program itself, on hidden rows that are made up.
 
 
-def ask_head(llm, hidden: np.ndarray, *question):
+def ask_head(llm, hidden: np.ndarray, *question) -> RowLogprobs:
     """Log-probabilities at rows of a step that left these hidden rows in a layout of 64."""
     assert len(hidden) == Cell(64, 0, 1).rows
     outputs = StepOutputs(*[None] * 6, hidden=hidden[None])
-    return llm.runner.logprobs(outputs, *question)
+    return llm.runner.logprobs(outputs, RowQuestion(*question))
 
 
 def test_equal_logits_are_named_by_the_lowest_id_and_share_the_last_rank(tiny_llm):

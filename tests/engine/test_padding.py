@@ -46,6 +46,7 @@ class Contaminator:
     """
 
     drafts_write_ahead = False
+    resets = 0
 
     def __init__(self, llm, poison: Poison | None) -> None:
         self.runner = llm.runner

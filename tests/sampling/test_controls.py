@@ -6,15 +6,8 @@ import pytest
 
 from glm_jax import SamplingParams
 from glm_jax.sampling.control_changes import ControlChanges, RowControl
-from glm_jax.sampling.controls import (
-    NO_TOKEN,
-    ROW_BANS,
-    ControlLines,
-    ControlRows,
-    ControlUpdate,
-    apply_controls,
-    update_lines,
-)
+from glm_jax.sampling.control_update import NO_TOKEN, ROW_BANS, ControlUpdate
+from glm_jax.sampling.controls import ControlLines, ControlRows, apply_controls, update_lines
 from glm_jax.sampling.request_controls import controls_of
 from scripts.reference_controls import controlled_logits
 

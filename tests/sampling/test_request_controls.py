@@ -8,7 +8,7 @@ from engine.fake_executor import Story
 from tokenizers import AddedToken, decoders, models
 
 from glm_jax.sampling.bad_words import LongWords, word_tokens
-from glm_jax.sampling.controls import ROW_BANS
+from glm_jax.sampling.control_update import ROW_BANS
 from glm_jax.sampling.params import SamplingParams
 from glm_jax.sampling.request_controls import controls_of
 from glm_jax.sampling.thinking import ThinkingBudget, ThinkingPart, thinking_ids

@@ -1,0 +1,118 @@
+"""The step log: one JSON line per step, and its reader."""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from glm_jax.engine.outputs import StepRecord
+from glm_jax.observe.compile_event import CompileEvent
+from glm_jax.observe.log_header import LogHeader, read_header, write_header
+from glm_jax.observe.step_line import LoggedStep, read_line, write_line
+
+# A reader that follows the file is at most so far behind, in seconds.
+FLUSH_SECONDS = 1.0
+_BUFFER_BYTES = 1 << 18
+
+
+class StepLog:
+    """Writes a log; for an engine's ``watch``.
+
+    Lines are kept in memory for a second, so that a step waits for no disk. What an interrupted
+    process had not written is lost.
+
+    Attributes:
+        path: The file.
+        steps: Steps written so far.
+    """
+
+    def __init__(self, path: str | Path, header: LogHeader) -> None:
+        """Begin a file; one that is there is replaced.
+
+        Args:
+            path: The file.
+            header: What runs.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.path = Path(path)
+        self.steps = 0
+        self._file: IO[str] = self.path.open("w", buffering=_BUFFER_BYTES, encoding="utf-8")
+        # Nobody has to remember to close it: what is in memory is written when the log goes.
+        self._closer = weakref.finalize(self, self._file.close)
+        self._compiles: deque[CompileEvent] = deque()
+        self._flushed = time.perf_counter()
+        self._file.write(write_header(header) + "\n")
+        self._file.flush()
+
+    def add(self, record: StepRecord) -> None:
+        """Write a step. Steps in which nothing was done and nothing happened are left out."""
+        if record.kind == "idle" and not (record.arrived or record.ended or record.refused):
+            return
+        compiles = []
+        while self._compiles:
+            compiles.append(self._compiles.popleft())
+        self._file.write(write_line(LoggedStep(record, tuple(compiles))) + "\n")
+        self.steps += 1
+        now = record.started
+        if now - self._flushed > FLUSH_SECONDS:
+            self._flushed = now
+            self._file.flush()
+
+    def compiled(self, program: str, source: str, seconds: float) -> None:
+        """Note a program that became available; from any thread.
+
+        Args:
+            program: Its name.
+            source: "compiled" or "loaded".
+            seconds: What was spent on it.
+        """
+        self._compiles.append(CompileEvent(program, source, seconds, time.perf_counter()))
+
+    def close(self) -> None:
+        """Write what is in memory and close the file; harmless if it is closed."""
+        self._closer()
+
+
+class StepLogFile(NamedTuple):
+    """A log that was read.
+
+    Attributes:
+        header: What ran.
+        steps: In order.
+    """
+
+    header: LogHeader
+    steps: tuple[LoggedStep, ...]
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The engine's records alone."""
+        return [step.record for step in self.steps]
+
+    @property
+    def compiles(self) -> list[CompileEvent]:
+        """All programs that became available."""
+        return [event for step in self.steps for event in step.compiles]
+
+
+def read_step_log(path: str | Path) -> StepLogFile:
+    """Read a log; a last line that was cut off while it was written is left out.
+
+    Raises:
+        ValueError: The file is no step log, or a line of it is none.
+        OSError: It cannot be read.
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        header = read_header(file.readline())
+        return StepLogFile(header, tuple(_steps(file)))
+
+
+def _steps(file: IO[str]) -> Iterator[LoggedStep]:
+    for text in file:
+        if not text.endswith("\n"):
+            return
+        yield read_line(text)
