@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
 from glm_jax import LLM, SamplingParams
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.executor import Executor
 from glm_jax.engine.modes import Served
 from glm_jax.engine.outputs import NO_DRAFTS, DraftCounts, GroupDrafts
 from glm_jax.engine.plan import StepPlan
@@ -89,7 +90,7 @@ class ScriptedDrafts:
         self._runner = runner
         self._expected = expected
         self._script = script
-        engine._execution._executor = self
+        engine._execution._executor = cast("Executor", self)
 
     def __getattr__(self, name: str) -> Any:
         """Leave everything else to the executor."""

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from glm_jax.engine.outputs import NO_DRAFTS, DraftCounts, RequestOutput
+from glm_jax.engine.outputs import DraftCounts, RequestOutput
 from glm_jax.sampling.params import SamplingParams
 
 _SEEDS = 2**64
@@ -55,8 +55,11 @@ def joined_output(request_id: str, outputs: Sequence[RequestOutput]) -> RequestO
     completions = [
         dataclasses.replace(output.outputs[0], index=index) for index, output in enumerate(outputs)
     ]
-    drafts = [output.drafts for output in outputs]
-    total = DraftCounts(*map(sum, zip(*drafts, strict=True))) if drafts else NO_DRAFTS
+    total = DraftCounts(
+        sum(output.drafts.verified_groups for output in outputs),
+        sum(output.drafts.draft_tokens for output in outputs),
+        sum(output.drafts.accepted_tokens for output in outputs),
+    )
     return dataclasses.replace(
         first,
         request_id=request_id,

@@ -57,15 +57,16 @@ def fetch(parts: Sequence[tuple[StepPlan, StepOutputs | LoopOutputs]]) -> Fetche
     Args:
         parts: The plan of each program and its outputs, on the device; a loop is alone.
     """
-    plan, outputs = parts[0]
-    if isinstance(outputs, LoopOutputs):
-        lines = LoopOutputs(*map(np.asarray, outputs))
+    first_plan, first = parts[0]
+    if isinstance(first, LoopOutputs):
+        lines = LoopOutputs(*map(np.asarray, first))
         steps = int(lines.steps[0])
         load = lines.expert_load[0, :steps]
         highest, mean = float(load[:, 0].max()), float(load[:, 1].mean())
-        return Fetched((Drawn(plan, lines),), steps, (highest, mean))
+        return Fetched((Drawn(first_plan, lines),), steps, (highest, mean))
     drawn, loads = [], []
     for plan, outputs in parts:
+        assert isinstance(outputs, StepOutputs), "a loop is not one of two halves"
         arrays = outputs.chunk_tokens, outputs.group_tokens, outputs.group_accepted
         if plan.drafter:
             arrays = *arrays, outputs.drafts

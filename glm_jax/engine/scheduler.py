@@ -39,8 +39,7 @@ class Scheduler:
     Decode first: a decoding request gets its rows in every step (mixed policy). Then running
     prefills in order of admission, then the waiting ones in order of arrival. When a decode finds
     no page, the request admitted last loses its pages and recomputes them later; its tokens stay.
-    With scheduling_policy "priority" the lowest priority value comes first everywhere, arrival
-    second, and the last one loses its pages.
+    With scheduling_policy "priority" the lowest value comes first everywhere, then who came first.
 
     Attributes:
         config: The engine's options.
@@ -317,11 +316,12 @@ class Scheduler:
             RuntimeError: `plan` is not in flight, or the outputs cannot be its outputs; nothing
                 was changed.
         """
-        drawn = chunk_tokens, group_tokens, group_accepted, drafts
+        drawn = chunk_tokens, group_tokens, group_accepted
+        drawn = drawn if drafts is None else (*drawn, drafts)
         return self.commit_parts(plan, [(plan, drawn)])
 
     def commit_parts(
-        self, plan: StepPlan, parts: Iterable[tuple[StepPlan, Sequence[np.ndarray | None]]]
+        self, plan: StepPlan, parts: Iterable[tuple[StepPlan, Sequence[np.ndarray]]]
     ) -> list[RequestUpdate]:
         """Take the outputs of a step that ran as several programs; as `commit` does.
 

@@ -77,13 +77,12 @@ def explain(
     if factor <= 1:
         raise ValueError(f"factor is {factor}; allowed: a number above 1.")
     causes = GapCauses(records, compiles)
-    told = [causes.tell(gap) for gap in causes.gaps]
-    late = [one for one in told if one.gap.seconds > factor * one.expected]
+    late = [causes.tell(gap) for gap in causes.gaps if gap.seconds > factor * causes.expected(gap)]
     seconds: dict[Cause, float] = {}
     for one in late:
         for share in one.shares:
             seconds[share.cause] = seconds.get(share.cause, 0.0) + share.seconds
-    return Explanation(len(told), _spikes(late), seconds)
+    return Explanation(len(causes.gaps), _spikes(late), seconds)
 
 
 def _spikes(late: Iterable[GapTold]) -> list[Spike]:

@@ -1,9 +1,8 @@
 """Why a request's tokens came late: the steps between them, one by one."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
-
-import numpy as np
 
 from glm_jax.engine.declined import Reason
 from glm_jax.engine.outputs import StepRecord
@@ -49,7 +48,7 @@ class GapTold(NamedTuple):
 
     def seconds(self, *causes: Cause) -> float:
         """Return what some causes are to blame for, together."""
-        return sum(share.seconds for share in self.shares if share.cause in causes)
+        return sum((share.seconds for share in self.shares if share.cause in causes), 0.0)
 
 
 class GapCauses:
@@ -66,7 +65,18 @@ class GapCauses:
         self._steps = StepShares(records, compiles)
         self.gaps = gaps_of(records)
         self._usual_tokens = _usual_tokens(records)
-        self._usual_gap = float(np.median([gap.seconds for gap in self.gaps] or [0.0]))
+        self._usual_gap = median([gap.seconds for gap in self.gaps] or [0.0])
+
+    def expected(self, gap: Gap) -> float:
+        """Return the seconds that a gap may take, as ``tell`` does."""
+        record = self._records[gap.last]
+        alone = self._steps.alone(gap.last)
+        if alone is None:
+            normal = min(self._usual_gap, record.wall_time)
+        else:
+            normal = alone.seconds * record.loop_steps
+        usual = self._usual_tokens.get(gap.request_id, 1.0) * record.loop_steps
+        return normal * min(1.0, gap.tokens / usual) + self._steps.typical.pause
 
     def tell(self, gap: Gap) -> GapTold:
         """Divide the time of a gap."""
@@ -163,7 +173,7 @@ def _usual_tokens(records: Sequence[StepRecord]) -> dict[str, float]:
         for name in decoding:
             if record.tokens.get(name):
                 counts.setdefault(name, []).append(record.tokens[name] / record.loop_steps)
-    return {name: float(np.mean(counts[name])) for name in drafting if name in counts}
+    return {name: fmean(counts[name]) for name in drafting if name in counts}
 
 
 def _pause_share(seconds: float, record: StepRecord) -> Share:

@@ -1,8 +1,7 @@
 """Why a step took longer than steps like it: what the log shows of it, in order of certainty."""
 
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from statistics import median
 
 from bucketing.cell import Cell
 from glm_jax.engine.modes import Mode
@@ -91,7 +90,7 @@ class Slowness:
             for other, seconds in self._effects.get(cell, ())  # pyrefly: ignore
             if other != place
         ]
-        return float(np.median(others)) if len(others) >= FEWEST else None
+        return median(others) if len(others) >= FEWEST else None
 
     def _find_effects(self) -> None:
         for place, record in enumerate(self._records):
@@ -132,9 +131,7 @@ def _usual_loads(records: Sequence[StepRecord]) -> dict[Cell | None, float]:
             for key in (record.cell, None):
                 loads.setdefault(key, []).append(_load(record))
     return {
-        key: float(np.median(values))
-        for key, values in loads.items()
-        if len(values) > FEWEST or key is None
+        key: median(values) for key, values in loads.items() if len(values) > FEWEST or key is None
     }
 
 

@@ -38,12 +38,20 @@ class StepShares:
         overlaps = overlaps_of(records, compiles)
         self.typical = TypicalSteps(records, overlaps)
         self._slowness = Slowness(records, self.typical, overlaps)
+        # Every request of a step asks the same.
+        self._alone: dict[int, Typical | None] = {}
+        self._present: dict[tuple[int, Cause | None], StepTold] = {}
 
     def alone(self, place: int) -> Typical | None:
         """Return the usual decode step of a step's decodes, at their context.
 
         Of the smallest cell that holds them, with no prefill rows and no more pads than must be.
         """
+        if place not in self._alone:
+            self._alone[place] = self._find_alone(place)
+        return self._alone[place]
+
+    def _find_alone(self, place: int) -> Typical | None:
         record = self._records[place]
         groups = sum(not rows.prefill for rows in record.rows)
         width = max(
@@ -70,6 +78,12 @@ class StepShares:
             alone: Its decodes in a step of their own, usually.
             own: Why the request had prefill rows itself, if it had.
         """
+        known = self._present.get((place, own))
+        if known is None:
+            known = self._present[place, own] = self._divide(place, alone, own)
+        return known
+
+    def _divide(self, place: int, alone: Typical, own: Cause | None) -> StepTold:
         record = self._records[place]
         normal = alone.seconds * record.loop_steps
         usual = self._usual(place, alone)

@@ -4,7 +4,9 @@ A step is judged by the others: its own time is left out, so that a slow step ca
 """
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +43,10 @@ class Typical(NamedTuple):
 class _Samples(NamedTuple):
     """Steps of one cell and mode, by their scored pairs."""
 
-    pairs: np.ndarray
-    seconds: np.ndarray
-    host: np.ndarray
-    places: np.ndarray
+    pairs: list[int]
+    seconds: list[float]
+    host: list[float]
+    places: list[int]
 
 
 class TypicalSteps:
@@ -67,7 +69,7 @@ class TypicalSteps:
             after.started - before.started - before.wall_time
             for before, after in itertools.pairwise(records)
         ]
-        self.pause = max(0.0, float(np.median(pauses))) if pauses else 0.0
+        self.pause = max(0.0, median(pauses)) if pauses else 0.0
         self._line = _line(self._samples)
 
     def decode_cells(self, mode: str) -> list[Cell]:
@@ -86,15 +88,18 @@ class TypicalSteps:
         samples = self._samples.get((cell, mode))
         if samples is None:
             return None
-        middle = int(np.searchsorted(samples.pairs, pairs))
+        middle = bisect_left(samples.pairs, pairs)
         low = max(0, min(middle - NEAREST // 2, len(samples.pairs) - NEAREST - 1))
-        near = slice(low, low + NEAREST + 1)
-        kept = samples.places[near] != without
-        count = int(kept.sum())
+        near = [
+            index
+            for index in range(low, min(low + NEAREST + 1, len(samples.pairs)))
+            if samples.places[index] != without
+        ]
+        count = len(near)
         if count < FEWEST:
             return None
-        seconds = float(np.median(samples.seconds[near][kept]))
-        host = float(np.median(samples.host[near][kept]))
+        seconds = median(samples.seconds[index] for index in near)
+        host = median(samples.host[index] for index in near)
         return Typical(seconds, host, f"{count} {mode} steps of cell {tuple(cell)}", cell=cell)
 
     def guess(self, record: StepRecord, alone: Typical | None) -> Typical | None:
@@ -155,13 +160,16 @@ def _collect(
     for key, samples in others.items():
         if len(clean.get(key, ())) < FEWEST:
             clean.setdefault(key, []).extend(samples)
-    return {key: _Samples(*np.array(sorted(samples)).T) for key, samples in clean.items()}
+    return {
+        key: _Samples(*map(list, zip(*sorted(samples), strict=True)))
+        for key, samples in clean.items()
+    }
 
 
 def _line(samples: dict[tuple[Cell, str], _Samples]) -> tuple[float, float] | None:
     """Return start and seconds per row through the medians of the FULL cells, if they allow."""
     cells = [
-        (cell.rows, float(np.median(known.seconds)))
+        (cell.rows, median(known.seconds))
         for (cell, mode), known in samples.items()
         if mode == Mode.FULL and len(known.seconds) >= FEWEST
     ]

@@ -1,1 +1,1 @@
-"""Random lives of an engine with everything that a request may ask for; see `scripts.fuzz_engine`."""
+"""Random lives of an engine with all that a request may ask for; see `scripts.fuzz_engine`."""

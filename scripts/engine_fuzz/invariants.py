@@ -94,8 +94,9 @@ def check_books(engine: Engine) -> None:
     check(pool.free + len(held) == pool.capacity, "pages are lost, or free twice")
     shared = {page for page, count in held.items() if count > 1}
     check(shared <= set(pool.published), f"unpublished pages are shared: {shared}")
-    slots = sorted([request.slot for request in running] + scheduler._residents.free_slots)
-    check(slots == list(range(engine.config.max_num_seqs)), f"slots: {slots}")
+    slots = Counter([request.slot for request in running])
+    slots.update(scheduler._residents.free_slots)
+    check(slots == Counter(range(engine.config.max_num_seqs)), f"slots: {slots}")
     for request in running:
         _check_running(request, pool.page_size)
     for request in scheduler.waiting:

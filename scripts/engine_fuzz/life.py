@@ -101,7 +101,8 @@ class Life:
             for one in found["guests"]
         ]
         faults = [Fault(**one) for one in found["faults"]]
-        return cls(**{**found, "guests": guests, "faults": faults})
+        fields: dict[str, Any] = {**found, "guests": guests, "faults": faults}
+        return cls(**fields)
 
 
 def draw_life(

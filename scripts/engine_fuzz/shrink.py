@@ -53,23 +53,29 @@ def _smaller(life: Life) -> Iterator[Life]:
             yield dataclasses.replace(life, guests=guests)
     for faults in _without_one(life.faults):
         yield dataclasses.replace(life, faults=faults)
-    for name, value in (("mode", "full"), ("drafts", 0), ("drafter", "own"), ("least_width", 1)):
-        if getattr(life, name) != value and not (name == "drafts" and life.drafter != "own"):
-            yield dataclasses.replace(life, **{name: value})
-    for name, value in (("budget", 64), ("slots", 4)):
-        if getattr(life, name) != value:
-            yield dataclasses.replace(life, **{name: value})
-    for name, value in life.options.items():
-        if name in NEUTRAL and value != NEUTRAL[name]:
-            options = {**life.options, name: NEUTRAL[name]}
-            if not options.get("long_prefill_token_threshold"):
-                options["long_prefill_token_threshold_adaptive"] = False
-            yield dataclasses.replace(life, options=options)
+    yield from _simpler(life)
     for place, guest in enumerate(life.guests):
         for smaller in _smaller_guests(guest):
             guests = [*life.guests]
             guests[place] = smaller
             yield dataclasses.replace(life, guests=guests)
+
+
+def _simpler(life: Life) -> Iterator[Life]:
+    """Yield lives with one limit or option less."""
+    plain: dict[str, Any] = {"mode": "full", "drafter": "own", "least_width": 1}
+    plain |= {"budget": 64, "slots": 4}
+    if life.drafter == "own":
+        plain["drafts"] = 0
+    for name, value in plain.items():
+        if getattr(life, name) != value:
+            yield dataclasses.replace(life, **{name: value})
+    for name, value in NEUTRAL.items():
+        if life.options.get(name, value) != value:
+            options = {**life.options, name: value}
+            if not options.get("long_prefill_token_threshold"):
+                options["long_prefill_token_threshold_adaptive"] = False
+            yield dataclasses.replace(life, options=options)
 
 
 def _without_one(items: Iterable[Any]) -> Iterator[list[Any]]:
@@ -79,6 +85,7 @@ def _without_one(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _smaller_guests(guest: Guest) -> Iterator[Guest]:
+    """Yield guests that want one thing less."""
     if guest.abort is not None:
         yield guest._replace(abort=None)
     if guest.step:

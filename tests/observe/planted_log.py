@@ -144,7 +144,9 @@ class PlantedLog:
         """A program that was compiled beside the last step, and a little before and after it."""
         end = self.last.started + self.last.wall_time
         self.compiles.append(
-            CompileEvent("P=64 G=8 Q=1", source, end + after - self.last.started + before, end + after)
+            CompileEvent(
+                "P=64 G=8 Q=1", source, end + after - self.last.started + before, end + after
+            )
         )
 
     def preempt(self, name: str, *, pages=0, queue=0, writing=0, chunks=2, **planted) -> None:

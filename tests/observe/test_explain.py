@@ -9,7 +9,7 @@ from bucketing.cell import Cell
 from glm_jax.observe.cause import ADVICE, Cause
 from glm_jax.observe.explanation import Explanation, Spike, explain
 
-SEEDS = 40
+SEEDS = 8
 STALL = 8e-3
 
 
@@ -198,9 +198,7 @@ def test_a_request_that_lost_its_pages_waits_for_a_reason(waits, cause):
 
 def spike_of(log: PlantedLog, name: str, place: int) -> Spike:
     (spike,) = (
-        one
-        for one in told(log).spikes
-        if name in one.requests and one.told.gap.last == place
+        one for one in told(log).spikes if name in one.requests and one.told.gap.last == place
     )
     return spike
 
