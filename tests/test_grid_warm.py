@@ -34,8 +34,8 @@ def test_warm_fills_the_cache_and_prints_what_it_did(tmp_path, monkeypatch):
         outputs.append(printed.getvalue())
         sources.append({report.source for report in reports.values()})
     assert sources == [{"compiled"}, {"loaded"}]
-    assert "2 compiled, 0 loaded" in outputs[0]
-    assert "0 compiled, 2 loaded" in outputs[1]
+    assert "3 compiled, 0 loaded" in outputs[0]
+    assert "0 compiled, 3 loaded" in outputs[1]
     assert "P=1 G=1 Q=1" in outputs[1]
     assert reports[Cell(1, 1, 1)].stored_bytes > 0
 

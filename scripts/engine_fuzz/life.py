@@ -116,6 +116,9 @@ def draw_life(
         block: The wishes to draw guests from.
         modes: Execution modes, and how often each.
     """
+    # Neighbours of the block often begin alike, and equal ones come again.
+    first = rng.randrange(len(block))
+    block = block[first : first + rng.choice([1, 2, 3, 5, len(block)])]
     asked = [Asked(list(wish.prompt), wish.sampling) for wish in block]
     drawn = draw_schedule(rng, llm, asked)
     names, weights = zip(*modes, strict=True)

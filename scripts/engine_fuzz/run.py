@@ -105,11 +105,18 @@ class Living:
         """
         engine, last = self.engine, self._life.last_step
         while engine.has_unfinished or self._step <= last:
+            if not engine.has_unfinished and self.seen["idle"]:
+                self._skip()
             self._come()
             self._abort("")
             self._take_step()
             check(self._step < MOST_STEPS, "it does not come to an end")
         self._end()
+
+    def _skip(self) -> None:
+        """Go on when the next guest comes; one step with nothing to do is enough."""
+        later = [guest.step for guest in self._life.guests if guest.step >= self._step]
+        self._step = min(later, default=self._step)
 
     def _come(self) -> None:
         for number, guest in enumerate(self._life.guests):

@@ -173,7 +173,8 @@ def draw_basic(rng: Random, stems: Sequence[Sequence[int]], think: int, *, page:
         page: Tokens per page.
     """
     stem = rng.choice(stems)
-    cut = rng.choice([0, rng.randint(0, len(stem)), page * rng.randint(0, len(stem) // page)])
+    pages = page * rng.randint(1, len(stem) // page)
+    cut = rng.choice([0, rng.randint(0, len(stem)), pages, pages])
     cut = max(0, min(len(stem), cut + rng.choice([0, 0, -1, 1])))
     vocab = think + 2
     tail = rng.choices(range(vocab - 2), k=rng.choice([0, 1, 2, rng.randint(0, 2 * page)]))

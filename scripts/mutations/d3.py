@@ -3,8 +3,9 @@
 from scripts.mutations.mutation import Mutation
 
 TESTS = "tests/catalogue/test_d3_starvation.py::"
-MIXED = """            decodes, preempted = self._choose_decodes()
-            return decodes, self._choose_pieces(decodes, admit=not preempted)
+DECODES = "choose_decodes(self._residents.requests, self.pages, self._preempt)"
+MIXED = f"""            decodes = {DECODES}
+            return decodes, self._choose_pieces(decodes)
         if"""
 
 STARVATION = (
@@ -13,9 +14,8 @@ STARVATION = (
         "a step with prompt rows has no decodes",
         "glm_jax/engine/scheduler.py",
         MIXED,
-        """            choice = self._choose_pieces(Decodes(), admit=True)
-            decodes = Decodes() if choice.pieces else self._choose_decodes()[0]
-            return decodes, choice
+        f"""            choice = self._choose_pieces(Decodes())
+            return Decodes() if choice.pieces else {DECODES}, choice
         if""",
         TESTS + "test_a_decode_gets_tokens_in_every_step_of_a_stream_of_long_prompts",
     ),
@@ -93,11 +93,11 @@ STARVATION = (
         "decodes get what the prompts left of the budget",
         "glm_jax/engine/scheduler.py",
         MIXED,
-        """            choice = self._choose_pieces(Decodes(), admit=True)
+        f"""            choice = self._choose_pieces(Decodes())
             if sum(piece.rows for piece in choice.pieces) == self.grid.prefill.largest:
                 return Decodes(), choice
-            decodes, preempted = self._choose_decodes()
-            return decodes, self._choose_pieces(decodes, admit=not preempted)
+            decodes = {DECODES}
+            return decodes, self._choose_pieces(decodes)
         if""",
         TESTS + "test_no_budget_of_prompt_rows_stops_a_decode",
     ),

@@ -51,8 +51,8 @@ SPECULATION = (
         "glm_jax/sampling/controls.py",
         "jnp.arange(rows.drafts.shape[1]) < number[:, None]",
         "jnp.arange(rows.drafts.shape[1]) < 0 * number[:, None]",
-        "tests/sampling/test_controls.py::"
-        "test_each_verify_row_sees_the_output_and_the_drafts_before_it",
+        "tests/engine/test_controls.py::"
+        "test_penalties_are_not_double_counted_where_drafts_are_accepted",
     ),
     Mutation(
         64,

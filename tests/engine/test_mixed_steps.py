@@ -14,6 +14,7 @@ from glm_jax.engine.draft_policy import FixedDrafts
 from glm_jax.engine.engine import Engine
 from glm_jax.engine.modes import Served
 from glm_jax.engine.request import RowClass
+from glm_jax.sampling.row_logprobs import RowLogprobs
 from scripts.decision_margins import TOLERANCE, decide, decisions
 from scripts.fuzz_schedules import Asked, LimitedAxis, draw_asked, fuzz, tokens_alone
 
@@ -79,6 +80,9 @@ class Recorder:
 
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
         raise AssertionError("nobody asked for logits")
+
+    def logprobs(self, outputs: StepOutputs, rows, targets, further) -> RowLogprobs:
+        raise AssertionError("nobody asked for log-probabilities")
 
     def reset(self) -> None:
         self.runner.reset()

@@ -19,6 +19,7 @@ from glm_jax.engine.modes import Served, full
 from glm_jax.engine.plan import StepPlan
 from glm_jax.model.cache import Cache
 from glm_jax.model.slots import Slots
+from glm_jax.sampling.row_logprobs import RowLogprobs
 from scripts.fuzz_drafts import ScriptedDrafts, scripts_for
 
 # Pads are rows of this token; no request here computes it.
@@ -93,6 +94,9 @@ class Contaminator:
     def logits(self, outputs: StepOutputs, rows: Sequence[int]) -> np.ndarray:
         raise AssertionError("nobody asked for logits")
 
+    def logprobs(self, outputs: StepOutputs, rows, targets, further) -> RowLogprobs:
+        raise AssertionError("nobody asked for log-probabilities")
+
     def reset(self) -> None:
         self.runner.reset()
 
@@ -123,6 +127,9 @@ class Contaminator:
         free = np.arange(pages * self.page_size) >= self.page_size
         for request in self.engine.scheduler.running:
             free[self._entries(request, range(self.owned_rows(request)))] = False
+        for page in self.engine.scheduler.pages.published:
+            # A later request may find them.
+            free[page * self.page_size : (page + 1) * self.page_size] = False
         for array in cache:
             array.reshape(*array.shape[:2], -1, array.shape[-1])[:, :, free] = self.poison.number
 
@@ -137,6 +144,8 @@ class Contaminator:
             filled = unused.copy()
             # The pad slot's page table is promised to be zero.
             filled[-1] &= name != "page_table"
+            # A control line says nothing unless the host made it: it keeps a book of them.
+            filled &= name != "control_active"
             array[:, filled] = filler.astype(array.dtype)
         for request in running:
             slots.page_table[:, request.slot, request.synced_pages :] = self.poison.integer

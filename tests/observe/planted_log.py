@@ -3,8 +3,10 @@
 A step takes START + PER_ROW * rows + PER_PAIR * pairs, HOST of it on the host, give or take NOISE.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import NamedTuple
 
 from bucketing.cell import Cell
 from glm_jax.engine.chunking import scored_pairs
@@ -16,6 +18,36 @@ from glm_jax.observe.compile_event import CompileEvent
 START, PER_ROW, PER_PAIR, HOST, PAUSE = 4e-3, 0.1e-3, 1e-9, 0.5e-3, 0.1e-3
 NOISE = 0.01
 GROUPS, CHUNK = 8, 64
+
+
+class Planted(NamedTuple):
+    """What is special in a step.
+
+    Attributes:
+        prefill: Rows of a prompt "new" in a segment of `bucket` rows.
+        groups: Of the cell.
+        out: Requests that are not in it; `again` has its rows computed again.
+        device: Seconds it takes longer on the device.
+        host: The same on the host, inside the step; `pause` before it.
+        accept: Drafts accepted of each group; usually all, or all but one.
+        experts: Load of the busiest expert, in means.
+        predicted: Seconds; None is the truth.
+    """
+
+    prefill: int = 0
+    bucket: int = 0
+    groups: int = GROUPS
+    out: Sequence[str] = ()
+    again: str = ""
+    mode: str = "FULL"
+    device: float = 0.0
+    host: float = 0.0
+    pause: float = 0.0
+    accept: int | None = None
+    experts: float = 2.0
+    declined: Sequence[Declined] = ()
+    preempted: Sequence[str] = ()
+    predicted: float | None = None
 
 
 class PlantedLog:
@@ -50,79 +82,54 @@ class PlantedLog:
         for _ in range(count):
             self.step(prefill=CHUNK, bucket=CHUNK, **planted)
 
-    def step(
-        self,
-        *,
-        prefill=0,
-        bucket=0,
-        groups=GROUPS,
-        out=(),
-        again="",
-        mode="FULL",
-        device=0.0,
-        host=0.0,
-        pause=0.0,
-        accept=None,
-        experts=2.0,
-        declined=(),
-        preempted=(),
-        predicted=None,
-    ) -> None:
-        """Add a step.
-
-        Args:
-            prefill: Rows of a prompt "new" in a segment of `bucket` rows.
-            groups: Of the cell.
-            out: Requests that are not in it; `again` has its rows computed again.
-            device: Seconds it takes longer on the device.
-            host: The same on the host, inside the step; `pause` before it.
-            accept: Drafts accepted of each group; usually all but a random one.
-            experts: Load of the busiest expert, in means.
-        """
-        decoding = [name for name in self.lengths if name not in out and name != again]
-        cell = Cell(bucket, groups, 1 + self.drafts)
-        names, rows = [], []
-        if prefill:
-            names, rows = [again or "new"], [RequestRows(prefill, 0, 0, True)]
-        tokens, drafts = {}, []
+    def step(self, **planted) -> None:
+        """Add a step; what is planted in it is a Planted."""
+        plant = Planted(**planted)
+        decoding = [name for name in self.lengths if name not in (*plant.out, plant.again)]
+        cell = Cell(plant.bucket, plant.groups, 1 + self.drafts)
+        names, rows, tokens, drafts = [], [], {}, []
+        if plant.prefill:
+            names, rows = [plant.again or "new"], [RequestRows(plant.prefill, 0, 0, True)]
         for name in decoding:
             names.append(name)
             rows.append(RequestRows(1, self.drafts, self.lengths[name], False))
-            accepted = self._accepted(accept)
+            accepted = self._accepted(plant.accept)
             if self.drafts:
                 drafts.append(GroupDrafts(name, (7,) * self.drafts, accepted))
             tokens[name] = 1 + accepted
             self.lengths[name] += 1 + accepted
         pairs = sum(scored_pairs(one.start, one.known + one.drafts) for one in rows)
-        seconds = self.usual(cell, pairs) * self.random.uniform(1 - NOISE, 1 + NOISE)
-        wall = seconds + device + host
-        phases = HostPhases(schedule=HOST / 2, pack=HOST / 2 + host, device=wall - HOST - host)
-        self.now += PAUSE + pause
+        usual = self.usual(cell, pairs)
+        wall = usual * self.random.uniform(1 - NOISE, 1 + NOISE) + plant.device + plant.host
+        phases = HostPhases(
+            schedule=HOST / 2, pack=HOST / 2 + plant.host, device=wall - HOST - plant.host
+        )
+        self.now += PAUSE + plant.pause
         self.records.append(
             StepRecord(
                 index=len(self.records),
-                kind=("mixed" if decoding else "prefill") if prefill else "decode",
+                kind=("mixed" if decoding else "prefill") if plant.prefill else "decode",
                 cell=cell,
-                prefill_rows=prefill,
-                prefill_pad_rows=bucket - prefill,
+                prefill_rows=plant.prefill,
+                prefill_pad_rows=plant.bucket - plant.prefill,
                 decode_rows=len(decoding) * cell.width,
-                decode_pad_rows=groups * cell.width - len(decoding) * cell.width,
+                decode_pad_rows=(plant.groups - len(decoding)) * cell.width,
                 request_ids=tuple(names),
                 phases=phases,
                 wall_time=wall,
-                mode=mode,
-                mode_reason="" if mode == "FULL" else "cell not compiled yet",
+                mode=plant.mode,
+                mode_reason="" if plant.mode == "FULL" else "cell not compiled yet",
                 pairs=pairs,
-                expert_rows_max=int(experts * 100),
+                expert_rows_max=int(plant.experts * 100),
                 expert_rows_mean=100.0,
                 drafts=tuple(drafts),
                 started=self.now,
                 rows=tuple(rows),
-                chunks=bool(prefill),
-                predicted=self.usual(cell, pairs) if predicted is None else predicted,
+                chunks=int(plant.prefill > 0),
+                predicted=usual if plant.predicted is None else plant.predicted,
                 tokens=tokens,
-                declined=tuple(declined),
-                preempted=tuple(preempted),
+                declined=tuple(plant.declined),
+                preempted=tuple(plant.preempted),
             )
         )
         self.now += wall
