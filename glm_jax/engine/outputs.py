@@ -166,6 +166,7 @@ class StepRecord:
         prefix_waits: requests that waited because others wrote the pages they begin with.
         loop_rows: useful decode rows of all its steps.
         started: when it began, by ``time.perf_counter``.
+        cpu_time: seconds of all cores together that the process used in it; 0 is not known.
         rows: the rows of each request, in the order of ``request_ids``.
         chunks: how many of them sit in the prefill segment; they come first.
         predicted: seconds that it was expected to take, a loop with all its steps.
@@ -206,6 +207,7 @@ class StepRecord:
     prefix_waits: int = 0
     loop_rows: int = 0
     started: float = 0.0
+    cpu_time: float = 0.0
     rows: tuple[RequestRows, ...] = ()
     chunks: int = 0
     predicted: float = 0.0
@@ -248,6 +250,7 @@ def record_of(
     phases: HostPhases,
     wall_time: float,
     started: float = 0.0,
+    cpu_time: float = 0.0,
 ) -> StepRecord:
     """The record of a planned step, of an idle one, or of a fault before there was a plan.
 
@@ -258,11 +261,13 @@ def record_of(
         phases: seconds of the host.
         wall_time: seconds of all.
         started: by ``time.perf_counter``.
+        cpu_time: seconds of the process on all cores.
     """
     served, fault = notes.served, notes.fault
     happened = {
         "fault": fault,
         "started": started,
+        "cpu_time": cpu_time,
         "tokens": notes.tokens,
         "ended": notes.ended,
         "arrived": tuple(notes.arrived),

@@ -23,7 +23,7 @@ _DEFERRED = (Reason.WRITING, Reason.HELD, Reason.POLICY)
 
 
 class Metrics:
-    """All metrics of one engine; for its ``watch``.
+    """All metrics of one engine; its ``add`` is for the engine's ``watches``.
 
     Attributes:
         registry: For a page of metrics; each engine has its own.

@@ -87,6 +87,7 @@ def _spike_json(
     values = {
         "requests": list(spike.requests),
         "steps": [records[told.gap.first].index, last.index],
+        "at_seconds": round(last.started - records[0].started, 6),
         "ms": _ms(told.gap.seconds),
         "expected_ms": _ms(told.expected),
         "tokens": told.gap.tokens,
@@ -120,9 +121,10 @@ def _lines(spike: Spike, records: Sequence[StepRecord], floor: StepFloor | None)
     who = ", ".join(spike.requests[:6]) + (", ..." if len(spike.requests) > 6 else "")
     tokens = "" if gap.tokens == 1 else f" for {gap.tokens} tokens"
     verdict = f"; {_MIXING[spike.mixing]}" if spike.mixing else ""
+    since = last.started - records[0].started
     yield (
-        f"{steps} ({last.kind}, cell {tuple(last.cell or ())}): {gap.seconds * 1e3:.1f} ms"
-        f"{tokens}, {told.expected * 1e3:.1f} usual; {who}{verdict}"
+        f"{steps} at {since:.2f} s ({last.kind}, cell {tuple(last.cell or ())}): "
+        f"{gap.seconds * 1e3:.1f} ms{tokens}, {told.expected * 1e3:.1f} usual; {who}{verdict}"
     )
     for share in told.shares:
         if abs(share.seconds) >= _SMALL * told.excess:

@@ -12,6 +12,8 @@ from glm_jax.observe.typical import FEWEST, Typical, TypicalSteps, host_seconds
 
 # The busiest expert counts as overloaded beyond this multiple of its usual load.
 UNEVEN = 1.5
+# A process that uses less than this many cores all the time waits for another device.
+_BUSY = 0.75
 
 
 class Slowness:
@@ -48,8 +50,9 @@ class Slowness:
         if record.mode not in (Mode.FULL, ""):
             host = self._pieces(parts, place, usual)
         parts.take(Cause.HOST, host, _host_evidence(record, usual))
+        parts.take(Cause.HOST, *_starved(record, usual))
         if self._uneven(record):
-            effect = self._effect(place) if overlap is not None else None
+            effect = self._effect(place)
             evidence = (
                 f"the busiest expert got {record.expert_rows_max} rows, "
                 f"{_load(record):.1f} times the mean; usual is {self._usual_load(record):.1f}"
@@ -139,6 +142,22 @@ def _beside(overlap: Overlap) -> str:
     doing = "was loaded" if overlap.source == "loaded" else "was compiled"
     where = "in the step" if overlap.inside else "beside the step"
     return f"{overlap.program} {doing} {where} for {overlap.seconds * 1e3:.1f} ms of it"
+
+
+def _starved(record: StepRecord, usual: Typical) -> tuple[float, str]:
+    """Return the time in which a step on the CPU got fewer cores than usual, and the evidence.
+
+    Its work takes the core-seconds it used; with the usual cores they would have passed sooner.
+    Where the process waits for another device its core-seconds tell nothing: they are few anyway.
+    """
+    if not usual.cpu or usual.cpu < _BUSY * usual.seconds:
+        return 0.0, ""
+    cores = usual.cpu / usual.seconds
+    lost = record.wall_time - record.cpu_time / cores
+    return lost, (
+        f"the process got {record.cpu_time / record.wall_time:.1f} cores, usual are {cores:.1f}: "
+        "something else ran"
+    )
 
 
 def _host_evidence(record: StepRecord, usual: Typical) -> str:

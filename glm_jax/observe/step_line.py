@@ -67,6 +67,7 @@ def write_line(step: LoggedStep) -> str:
         "kind": record.kind,
         "t": round(record.started, _DIGITS),
         "wall": round(record.wall_time, _DIGITS),
+        "cpu": round(record.cpu_time, _DIGITS),
     }
     if record.cell is not None:
         line["cell"] = record.cell
@@ -120,6 +121,7 @@ def _record(line: Mapping[str, Any]) -> StepRecord:
         phases=HostPhases(*line["phases"]),
         started=line["t"],
         wall_time=line["wall"],
+        cpu_time=line["cpu"],
         predicted=line["predicted"],
         expert_rows_max=most,
         expert_rows_mean=mean,

@@ -1,9 +1,11 @@
 """The step log: one JSON line per step, and its reader."""
 
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -17,8 +19,12 @@ FLUSH_SECONDS = 1.0
 _BUFFER_BYTES = 1 << 18
 
 
+class StepLogWarning(UserWarning):
+    """The log could not be written; the engine goes on without."""
+
+
 class StepLog:
-    """Writes a log; for an engine's ``watch``.
+    """Writes a log; its ``add`` is for an engine's ``watches``.
 
     Lines are kept in memory for a second, so that a step waits for no disk. What an interrupted
     process had not written is lost.
@@ -49,18 +55,25 @@ class StepLog:
         self._file.flush()
 
     def add(self, record: StepRecord) -> None:
-        """Write a step. Steps in which nothing was done and nothing happened are left out."""
-        if record.kind == "idle" and not (record.arrived or record.ended or record.refused):
+        """Write a step. Steps in which nothing was done and nothing happened are left out.
+
+        A full disk must not cost anybody's tokens: the log ends with a ``StepLogWarning``.
+        """
+        happened = record.arrived or record.ended or record.refused
+        if self._file.closed or (record.kind == "idle" and not happened):
             return
         compiles = []
         while self._compiles:
             compiles.append(self._compiles.popleft())
-        self._file.write(write_line(LoggedStep(record, tuple(compiles))) + "\n")
-        self.steps += 1
-        now = record.started
-        if now - self._flushed > FLUSH_SECONDS:
-            self._flushed = now
-            self._file.flush()
+        line = write_line(LoggedStep(record, tuple(compiles)))
+        try:
+            self._file.write(line + "\n")
+            self.steps += 1
+            if record.started - self._flushed > FLUSH_SECONDS:
+                self._flushed = record.started
+                self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def compiled(self, program: str, source: str, seconds: float) -> None:
         """Note a program that became available; from any thread.
@@ -74,7 +87,17 @@ class StepLog:
 
     def close(self) -> None:
         """Write what is in memory and close the file; harmless if it is closed."""
-        self._closer()
+        try:
+            self._closer()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._closer.detach()
+        with suppress(OSError):
+            self._file.close()
+        message = f"the step log {self.path} ends after {self.steps} steps: {error}"
+        warnings.warn(message, StepLogWarning, stacklevel=3)
 
 
 class StepLogFile(NamedTuple):

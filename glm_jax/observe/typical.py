@@ -31,6 +31,7 @@ class Typical(NamedTuple):
         basis: What the figures rest on, in words.
         measured: Whether that is steps of the cell itself.
         cell: The cell; None where it is no one cell's figure.
+        cpu: What the process used of all cores together; 0 is not known.
     """
 
     seconds: float
@@ -38,15 +39,17 @@ class Typical(NamedTuple):
     basis: str
     measured: bool = True
     cell: Cell | None = None
+    cpu: float = 0.0
 
 
-class _Samples(NamedTuple):
-    """Steps of one cell and mode, by their scored pairs."""
+class _Sample(NamedTuple):
+    """One step of a cell; of a loop, one of its steps."""
 
-    pairs: list[int]
-    seconds: list[float]
-    host: list[float]
-    places: list[int]
+    pairs: int
+    seconds: float
+    host: float
+    cpu: float
+    place: int
 
 
 class TypicalSteps:
@@ -88,19 +91,16 @@ class TypicalSteps:
         samples = self._samples.get((cell, mode))
         if samples is None:
             return None
-        middle = bisect_left(samples.pairs, pairs)
-        low = max(0, min(middle - NEAREST // 2, len(samples.pairs) - NEAREST - 1))
-        near = [
-            index
-            for index in range(low, min(low + NEAREST + 1, len(samples.pairs)))
-            if samples.places[index] != without
-        ]
-        count = len(near)
-        if count < FEWEST:
+        middle = bisect_left(samples, pairs, key=lambda sample: sample.pairs)
+        low = max(0, min(middle - NEAREST // 2, len(samples) - NEAREST - 1))
+        near = [one for one in samples[low : low + NEAREST + 1] if one.place != without]
+        if len(near) < FEWEST:
             return None
-        seconds = median(samples.seconds[index] for index in near)
-        host = median(samples.host[index] for index in near)
-        return Typical(seconds, host, f"{count} {mode} steps of cell {tuple(cell)}", cell=cell)
+        seconds, host, cpu = (
+            median(values) for values in zip(*(one[1:4] for one in near), strict=True)
+        )
+        basis = f"{len(near)} {mode} steps of cell {tuple(cell)}"
+        return Typical(seconds, host, basis, cell=cell, cpu=cpu)
 
     def guess(self, record: StepRecord, alone: Typical | None) -> Typical | None:
         """Return what a step that is the only one of its cell should have taken as a FULL step.
@@ -146,32 +146,35 @@ def host_seconds(record: StepRecord) -> float:
 
 def _collect(
     records: Sequence[StepRecord], slowed: frozenset[int]
-) -> dict[tuple[Cell, str], _Samples]:
-    """Return the clean steps of each cell and mode; those that were slowed where too few are."""
-    clean: dict[tuple[Cell, str], list[tuple[float, float, float, int]]] = {}
-    others: dict[tuple[Cell, str], list[tuple[float, float, float, int]]] = {}
+) -> dict[tuple[Cell, str], list[_Sample]]:
+    """Return the clean steps of each cell and mode, by pairs; slowed ones where too few are."""
+    clean: dict[tuple[Cell, str], list[_Sample]] = {}
+    others: dict[tuple[Cell, str], list[_Sample]] = {}
     for place, record in enumerate(records):
         if record.cell is None or record.fault is not None or record.halves:
             continue
         steps = record.loop_steps
-        sample = record.pairs, record.wall_time / steps, host_seconds(record) / steps, place
+        sample = _Sample(
+            record.pairs,
+            record.wall_time / steps,
+            host_seconds(record) / steps,
+            record.cpu_time / steps,
+            place,
+        )
         kept = others if place in slowed else clean
         kept.setdefault((record.cell, record.mode), []).append(sample)
     for key, samples in others.items():
         if len(clean.get(key, ())) < FEWEST:
             clean.setdefault(key, []).extend(samples)
-    return {
-        key: _Samples(*map(list, zip(*sorted(samples), strict=True)))
-        for key, samples in clean.items()
-    }
+    return {key: sorted(samples) for key, samples in clean.items()}
 
 
-def _line(samples: dict[tuple[Cell, str], _Samples]) -> tuple[float, float] | None:
+def _line(samples: dict[tuple[Cell, str], list[_Sample]]) -> tuple[float, float] | None:
     """Return start and seconds per row through the medians of the FULL cells, if they allow."""
     cells = [
-        (cell.rows, median(known.seconds))
+        (cell.rows, median(one.seconds for one in known))
         for (cell, mode), known in samples.items()
-        if mode == Mode.FULL and len(known.seconds) >= FEWEST
+        if mode == Mode.FULL and len(known) >= FEWEST
     ]
     if len({rows for rows, _ in cells}) < 2:
         return None

@@ -64,8 +64,7 @@ class LongWords:
             return ()
         found: dict[int, None] = {}
         for word in self._ends.get(output[-1], ()):
-            size = len(word) - 1
-            if size <= len(output) and tuple(output[-size:]) == word[:-1]:
+            if tuple(output[1 - len(word) :]) == word[:-1]:
                 found[word[-1]] = None
         return tuple(found)
 

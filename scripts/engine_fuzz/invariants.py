@@ -35,12 +35,11 @@ def check_plan(engine: Engine, plan: StepPlan, decoding: Sequence[Request]) -> N
     Raises:
         BrokenError: See the message.
     """
-    scheduler = engine.scheduler
-    grid, config = scheduler.grid, engine.config
-    cell = plan.cell
-    check(plan.prefill_rows <= min(grid.prefill.largest, cell.prefill), f"too many rows: {plan}")
-    check(len(plan.group_entries) <= min(grid.groups.largest, cell.groups), f"groups: {plan}")
-    check(all(e.rows <= cell.width for e in plan.group_entries), f"a group is too wide: {plan}")
+    grid, config, cell = engine.scheduler.grid, engine.config, plan.cell
+    rows, groups = plan.prefill_rows, len(plan.group_entries)
+    check(rows <= min(grid.prefill.largest, cell.prefill), f"{rows} prefill rows in {cell}")
+    check(groups <= min(grid.groups.largest, cell.groups), f"{groups} groups in {cell}")
+    check(all(e.rows <= cell.width for e in plan.group_entries), f"a group is too wide for {cell}")
     ids = plan.request_ids
     check(len(set(ids)) == len(ids), f"a request is served twice: {ids}")
     for entry in plan.entries:

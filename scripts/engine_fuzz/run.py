@@ -22,6 +22,7 @@ from scripts.engine_fuzz.invariants import (
 )
 from scripts.engine_fuzz.judge import EOS
 from scripts.engine_fuzz.life import Fault, Life
+from scripts.engine_fuzz.shadow import Shadow
 from scripts.fuzz_drafts import ScriptedDrafts, scripts_for
 from scripts.fuzz_schedules import Target, make_engine
 
@@ -93,6 +94,7 @@ class Living:
             fault_hook=self._hook,
         )
         self.engine.clock = lambda: float(self._step)
+        self._shadow = Shadow(self.engine.scheduler.pages)
         if life.drafter != "own":
             script = scripts_for(target.model_config.vocab_size)[life.drafter]
             ScriptedDrafts(self.engine, target.runner, expected, script)
@@ -133,7 +135,8 @@ class Living:
                 check(len(scheduler.waiting) == waiting, "a refused request is queued")
                 continue
             children = self.engine._children[name]
-            self._seeds[name] = [child.request.seed for child in children]
+            seeds = self._seeds[name] = [child.request.seed for child in children]
+            _check_seeds(wish.params.get("seed"), seeds, wish.params.get("n", 1))
             self.seen.update(f"asked {feature}" for feature in wish.features)
 
     def _abort(self, phase: str) -> None:
@@ -170,10 +173,12 @@ class Living:
             self.seen["found tokens"] += plan.cached_tokens
             self.seen["waits for a page"] += plan.prefix_waits
             check_plan(self.engine, plan, self._decoding)
+            self._shadow.before(plan)
         self._abort(phase)
 
     def _take_step(self) -> None:
         self._raised = None
+        resets = self.engine.scheduler.pool_resets
         try:
             result = self.engine.step()
         except KeyboardInterrupt:
@@ -183,6 +188,9 @@ class Living:
         if self._broken is not None:
             raise self._broken
         check_books(self.engine)
+        if self.engine.scheduler.pool_resets > resets:
+            self._shadow.forget()
+        self._shadow.after()
         if result is not None:
             self._note(result)
 
@@ -248,3 +256,10 @@ class Living:
         check("abort" not in reasons or wanted, f"{output.request_id} was aborted by nobody")
         failed = "error" in reasons
         check(not failed or bool(self._life.faults), f"{output.request_id} failed: {output}")
+
+
+def _check_seeds(wished: int | None, seeds: Sequence[int], count: int) -> None:
+    """Completion i draws by seed + i; without a seed, each by its own."""
+    check(len(set(seeds)) == count, f"seeds {seeds} of {count} completions")
+    if wished is not None:
+        check(list(seeds) == [(wished + i) % 2**64 for i in range(count)], f"seeds {seeds}")

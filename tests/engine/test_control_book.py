@@ -108,6 +108,46 @@ def test_the_next_request_of_a_slot_without_controls_clears_the_line_once():
     assert not clearing.line_active[0, 0]
 
 
+def test_the_next_request_of_a_slot_with_controls_of_its_own_starts_anew():
+    loop = Told(max_num_seqs=1)
+    loop.ask("first", presence_penalty=1.0, allowed_token_ids=list(range(40)), max_tokens=3)
+    loop.ask("second", repetition_penalty=1.2, max_tokens=4)
+    loop.end()
+    started = [loop.lines(update) for updates in loop.updates for update in updates]
+    assert started == [[0], [], [], [0], [], [], []]
+
+
+def test_a_word_that_the_prompt_begins_may_be_completed():
+    loop = Told()
+    loop.ask("plain")
+    loop.end()
+    prompt, drawn = prompt_of(Random("plain"), 6), loop.outputs["plain"]
+    words = [[prompt[-1], drawn[0]], [prompt[-2], prompt[-1], drawn[0]], [drawn[0], drawn[1]]]
+    loop.add("user", prompt, max_tokens=12, ignore_eos=True, seed=4, bad_words=words)
+    loop.end()
+    assert loop.outputs["user"][0] == drawn[0]
+    assert loop.outputs["user"][1] != drawn[1]
+
+
+def test_words_are_banned_behind_the_draft_that_begins_them():
+    loop = Told(num_speculative_tokens=K)
+    loop.ask("plain")
+    loop.end()
+    drawn = loop.outputs["plain"]
+    words = [drawn[n : n + 2] for n in range(1, 11)]
+    prompt = prompt_of(Random("plain"), 6)
+    loop.add("user", prompt, max_tokens=12, ignore_eos=True, seed=4, bad_words=words)
+    loop.end()
+    banned = [
+        row
+        for updates in loop.updates
+        for update in updates
+        for row in range(1, K + 1)
+        if update.row_slot[0, 0] == 0 and update.row_bans[0, 0, row, 0] != NO_TOKEN
+    ]
+    assert banned
+
+
 def test_a_prompt_of_many_tokens_takes_several_calls(monkeypatch):
     monkeypatch.setattr("glm_jax.sampling.control_changes.UPDATE_TOKENS", 5)
     loop = Told()

@@ -32,6 +32,7 @@ class Planted(NamedTuple):
         accept: Drafts accepted of each group; usually all, or all but one.
         experts: Load of the busiest expert, in means.
         predicted: Seconds; None is the truth.
+        starved: Whether the time on the device was a wait for a core.
     """
 
     prefill: int = 0
@@ -48,6 +49,7 @@ class Planted(NamedTuple):
     declined: Sequence[Declined] = ()
     preempted: Sequence[str] = ()
     predicted: float | None = None
+    starved: bool = False
 
 
 class PlantedLog:
@@ -101,6 +103,8 @@ class PlantedLog:
         pairs = sum(scored_pairs(one.start, one.known + one.drafts) for one in rows)
         usual = self.usual(cell, pairs)
         wall = usual * self.random.uniform(1 - NOISE, 1 + NOISE) + plant.device + plant.host
+        # Whatever makes a step longer keeps the cores as busy, unless it takes them away.
+        used = wall - plant.device if plant.starved else wall
         phases = HostPhases(
             schedule=HOST / 2, pack=HOST / 2 + plant.host, device=wall - HOST - plant.host
         )
@@ -117,6 +121,7 @@ class PlantedLog:
                 request_ids=tuple(names),
                 phases=phases,
                 wall_time=wall,
+                cpu_time=2.0 * used,
                 mode=plant.mode,
                 mode_reason="" if plant.mode == "FULL" else "cell not compiled yet",
                 pairs=pairs,

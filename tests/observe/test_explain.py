@@ -341,3 +341,21 @@ def test_random_logs_with_random_plants():
 
 def test_every_cause_has_advice():
     assert set(ADVICE) == set(Cause)
+
+
+def test_a_step_that_got_fewer_cores_than_usual_is_no_riddle():
+    for seed in range(SEEDS):
+        log = settled(seed)
+        log.step(device=STALL, starved=True)
+        spike = check(log, {Cause.HOST: STALL})
+        assert "usual are 2.0: something else ran" in spike.told.shares[0].evidence
+
+
+def test_an_uneven_load_that_costs_nothing_elsewhere_is_not_blamed():
+    for seed in range(SEEDS):
+        log = settled(seed)
+        for _ in range(5):
+            log.step(experts=6.0)
+            log.decode(3)
+        log.step(device=STALL, experts=6.0)
+        check(log, {Cause.UNKNOWN: STALL})
