@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from glm_jax import grid_plan
 from glm_jax.cli_flags import (
     add_engine_flags,
     add_model_flag,
+    add_profile_flags,
     add_sampling_flags,
+    add_step_log_flag,
     engine_options,
     sampling_params,
 )
@@ -28,6 +30,8 @@ from glm_jax.demo.table import live_run, run_line, summary
 from glm_jax.deployment import options as deployment
 from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.ledger import options as ledger
+from glm_jax.observe import options as explain
+from glm_jax.observe import timeline_options as timeline
 
 _SCENARIO_FLAGS = {
     "requests": "requests that are decoding when the long prompt arrives",
@@ -71,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--chat", action="store_true", help="send each prompt as a chat turn")
     add_engine_flags(generate)
     add_sampling_flags(generate)
+    add_step_log_flag(generate)
+    add_profile_flags(generate)
     generate.set_defaults(run=_generate)
     demo = commands.add_parser(
         "demo",
@@ -80,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_model_flag(demo)
     _add_demo_flags(demo)
+    add_step_log_flag(demo)
     demo.set_defaults(run=_demo)
     _add_grid_commands(commands)
     plan = commands.add_parser(
@@ -98,7 +105,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     ledger.add_arguments(account)
     account.set_defaults(run=_ledger)
+    _add_log_commands(commands)
     return parser
+
+
+def _add_log_commands(commands: Any) -> None:
+    why = commands.add_parser(
+        "explain",
+        help="why tokens came late, by a step log",
+        description=explain.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    explain.add_arguments(why)
+    why.set_defaults(run=_explain)
+    trace = commands.add_parser(
+        "trace",
+        help="a step log as a timeline: JSON for Perfetto, a page, a picture",
+        description=timeline.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    timeline.add_arguments(trace)
+    trace.set_defaults(run=_trace)
 
 
 def _add_grid_commands(commands: Any) -> None:
@@ -138,7 +165,7 @@ def _generate(options: argparse.Namespace) -> int:
     # Whoever waits for one answer gets it soonest piece by piece.
     chosen.setdefault("grid_warm", "none")
     # Resolved at this line, JAX and all, so that --help and usage errors are instant.
-    llm = glm_jax.LLM(options.model, **chosen)
+    llm = glm_jax.LLM(options.model, step_log=options.step_log, **chosen)
     prompts: list[Any] = list(options.prompt)
     if options.chat:
         if llm.tokenizer is None:
@@ -146,21 +173,32 @@ def _generate(options: argparse.Namespace) -> int:
         turns = ([{"role": "user", "content": prompt}] for prompt in options.prompt)
         prompts = [llm.tokenizer.encode_chat(turn) for turn in turns]
     texts = [""] * len(prompts)
-    for index, delta in llm.stream(prompts, params):
-        text = delta.text if llm.tokenizer else " ".join(map(str, delta.token_ids)) + " "
-        if delta.logprobs is not None:
-            text = "".join(map(_likelihoods, delta.logprobs))
-        texts[index] += text
-        if len(prompts) == 1:
-            print(text, end="", flush=True)
-        if delta.error is not None:
-            raise ValueError(f"request {index} failed: {delta.error}")
+    with _profiled(llm, options):
+        for index, delta in llm.stream(prompts, params):
+            text = delta.text if llm.tokenizer else " ".join(map(str, delta.token_ids)) + " "
+            if delta.logprobs is not None:
+                text = "".join(map(_likelihoods, delta.logprobs))
+            texts[index] += text
+            if len(prompts) == 1:
+                print(text, end="", flush=True)
+            if delta.error is not None:
+                raise ValueError(f"request {index} failed: {delta.error}")
     if len(prompts) == 1:
         print()
     else:
         for prompt, text in zip(options.prompt, texts, strict=True):
             print(f"--- {prompt}\n{text}")
     return 0
+
+
+def _profiled(llm: Any, options: argparse.Namespace) -> AbstractContextManager[Any]:
+    """Capture steps of a model, where that is asked for."""
+    if options.profile is None:
+        return nullcontext()
+    module = importlib.import_module("glm_jax.observe.profile")
+    profile = module.Profile(options.profile, steps=options.profile_steps)
+    llm.watch(profile)
+    return closing(profile)
 
 
 def _likelihoods(position: PositionLogprobs) -> str:
@@ -192,12 +230,20 @@ def _ledger(options: argparse.Namespace) -> int:
     return importlib.import_module("glm_jax.ledger.command").run(options)
 
 
+def _explain(options: argparse.Namespace) -> int:
+    return importlib.import_module("glm_jax.observe.command").run(options)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    return importlib.import_module("glm_jax.observe.timeline_command").run(options)
+
+
 def _demo(options: argparse.Namespace) -> int:
     repeats = (3 if options.json else 1) if options.repeat is None else options.repeat
     if repeats < 1:
         raise ValueError(f"repeat is {repeats}; allowed: an integer >= 1.")
     scenario = Scenario(**{name: getattr(options, name) for name in _SCENARIO_FLAGS})
-    llm = glm_jax.LLM(options.model, **scenario.engine_options())
+    llm = glm_jax.LLM(options.model, step_log=options.step_log, **scenario.engine_options())
     vocab_size = llm.model_config.vocab_size
     comparison = Comparison(
         llm.config,
@@ -205,6 +251,7 @@ def _demo(options: argparse.Namespace) -> int:
         make_prompts(scenario, llm.tokenizer, vocab_size),
         vocab_size=vocab_size,
         max_tokens=scenario.max_tokens,
+        watches=llm.engine.watches,
     )
     comparison.warm_up()
     console = Console(stderr=options.json)

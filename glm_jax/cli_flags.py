@@ -54,6 +54,33 @@ def add_model_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_step_log_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--step-log``."""
+    parser.add_argument(
+        "--step-log",
+        type=Path,
+        metavar="FILE",
+        help="write a line of JSON per step; `glm-jax explain` reads it",
+    )
+
+
+def add_profile_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--profile`` and ``--profile-steps``."""
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        help="capture steps with JAX's profiler, for TensorBoard or XProf; each has its number",
+    )
+    parser.add_argument(
+        "--profile-steps",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how many, after the first step (default 20)",
+    )
+
+
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--model``, the engine's options and the axes of the grid."""
     add_model_flag(parser)

@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from bucketing.programs import ProgramTable
+from bucketing.programs import CompileReport, ProgramTable
 from glm_jax.compilation_cache import compile_service
 from glm_jax.device_memory import check_pool, engine_budget, fit_pool
 from glm_jax.engine.config import EngineConfig
@@ -21,8 +22,12 @@ from glm_jax.engine.runner import Runner
 from glm_jax.engine.warm_order import warm_order
 from glm_jax.engine_options import resolve_options
 from glm_jax.measurements import Measurements
-from glm_jax.model_files import find_model, load_model
-from glm_jax.progress import compiling_bar, loading_bar
+from glm_jax.model.transformer import Transformer
+from glm_jax.model_files import ModelFiles, find_model, load_model
+from glm_jax.observe.log_header import header_now
+from glm_jax.observe.observer import Observer
+from glm_jax.observe.step_log import StepLog
+from glm_jax.progress import compiling_bar, loading_bar, program_name
 from glm_jax.sampling.params import SamplingParams, check_names
 from glm_jax.tokenizer import Tokenizer
 
@@ -39,12 +44,15 @@ class LLM:
         ``LLM().generate(["def fib(n):"], SamplingParams(temperature=0, max_tokens=32))``
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, step_log: str | Path | None = None, **options: Any
+    ) -> None:
         """Load the weights and compile every cell of the grid.
 
         Args:
             model: folder of a checkpoint in Hugging Face format, "tiny-random", or None for the
                 embedded model.
+            step_log: write a line per step to this file (see ``glm-jax explain``).
             **options: fields of ``EngineConfig`` (dtype, weight_dtype, kv_cache_dtype,
                 latent_norm_eps, page_size, num_pages, seed, layer_storage, layer_loop,
                 max_model_len, max_num_seqs, max_num_batched_tokens, skip_tokenizer_init, ...).
@@ -64,22 +72,16 @@ class LLM:
         if config.num_pages is None:
             config = fit_pool(self.model_config, config, device, budget)
         self.config = config
+        self._observers = self._begin_log(step_log, device)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init and found.folder is not None:
             self.tokenizer = Tokenizer.from_path(found.folder)
-        with loading_bar(found.name) as progress:
-            transformer = load_model(
-                found._replace(config=self.model_config),
-                dtype=self.config.dtype,
-                weight_dtype=self.config.weight_dtype,
-                storage=self.config.layer_storage,
-                seed=self.config.seed,
-                device=device,
-                progress=progress,
-            )
+        transformer = self._load(found, device)
         lowering = Lowering(self.model_config, self.config)
         programs = ProgramTable()
-        self.compiler = compile_service(lowering, programs)
+        # The list and not the LLM, which would otherwise hold itself.
+        tell = partial(_tell_compiled, self._observers)
+        self.compiler = compile_service(lowering, programs, on_done=tell)
         order = warm_order(self.model_config, self.config)
         with compiling_bar(len(order.now)) as progress_compile:
             self.compiler.warm(order.now, progress_compile)
@@ -96,8 +98,33 @@ class LLM:
             eos_token_ids=self.model_config.eos_token_ids,
             tokenizer=self.tokenizer,
         )
+        self.engine.watches += [observer.add for observer in self._observers]
         self._numbers = itertools.count()
         self._pieces: dict[str, deque[StreamDelta]] = {}
+
+    def _begin_log(self, path: str | Path | None, device: jax.Device) -> list[Observer]:
+        """Return who observes from the start: the step log, if one is wanted."""
+        if path is None:
+            return []
+        return [StepLog(path, header_now(self.config, self.model_config, device.platform))]
+
+    def _load(self, found: ModelFiles, device: jax.Device) -> Transformer:
+        """Load the weights onto a device."""
+        with loading_bar(found.name) as progress:
+            return load_model(
+                found._replace(config=self.model_config),
+                dtype=self.config.dtype,
+                weight_dtype=self.config.weight_dtype,
+                storage=self.config.layer_storage,
+                seed=self.config.seed,
+                device=device,
+                progress=progress,
+            )
+
+    def watch(self, observer: Observer) -> None:
+        """Tell an observer (``Metrics``, a ``StepLog``) of every step and program from now on."""
+        self._observers.append(observer)
+        self.engine.watches.append(observer.add)
 
     def generate(
         self,
@@ -228,6 +255,11 @@ class LLM:
 
     def _next_id(self) -> str:
         return f"llm-{next(self._numbers)}"
+
+
+def _tell_compiled(observers: Iterable[Observer], report: CompileReport) -> None:
+    for observer in tuple(observers):
+        observer.compiled(program_name(report.key), report.source, report.seconds)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

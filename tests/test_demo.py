@@ -255,11 +255,23 @@ def command(tiny_llm, monkeypatch):
     return lambda *flags: (main(["demo", *FLAGS, *flags]), asked)
 
 
+def test_what_observes_the_model_sees_every_run_but_not_the_warm_up(
+    command, monkeypatch, tiny_llm, capfd
+):
+    records = []
+    monkeypatch.setattr(tiny_llm.engine, "watches", [records.append])
+    command("--json", "--repeat", "1", "--step-log", "file")
+    capfd.readouterr()
+    # The warm-up's requests are called "first" and "second".
+    assert {name for one in records for name in one.request_ids} == {"r1", "r2", "r3", "new"}
+    assert sum(record.ended.get("new") == "length" for record in records) == 3
+
+
 def test_json_is_all_there_is_on_the_output(command, capfd):
     code, asked = command("--json", "--model", "somewhere")
     printed = capfd.readouterr()
     assert code == 0
-    assert asked == [("somewhere", SCENARIO.engine_options())]
+    assert asked == [("somewhere", {"step_log": None, **SCENARIO.engine_options()})]
     content = json.loads(printed.out)
     assert content["tokens_identical"] is True
     for policy in ("mixed", "unmixed", "alternate"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from glm_jax.demo.run import Run, play
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine, Executor
+from glm_jax.engine.outputs import StepRecord
 from glm_jax.sampling.params import SamplingParams
 
 POLICIES = ("prefill_first", "alternate", "mixed")
@@ -32,6 +33,7 @@ class Comparison:
         *,
         vocab_size: int,
         max_tokens: int,
+        watches: Sequence[Callable[[StepRecord], None]] = (),
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -41,12 +43,14 @@ class Comparison:
             prompts: Token ids; the last one arrives while the others decode.
             vocab_size: Of the model.
             max_tokens: What each request generates.
+            watches: Of the engine of every run; not of the warm-up.
         """
         self._config = config
         self._executor = executor
         self._prompts = prompts
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
+        self._watches = watches
 
     def warm_up(self) -> None:
         """Run every program once: the first execution of one is slower."""
@@ -67,7 +71,9 @@ class Comparison:
             policy: One of POLICIES.
             watch: Called after every step since the arrival with the run so far.
         """
-        return play(self._engine(policy), self._prompts, self._max_tokens, watch)
+        engine = self._engine(policy)
+        engine.watches += self._watches
+        return play(engine, self._prompts, self._max_tokens, watch)
 
     def _engine(self, policy: str) -> Engine:
         self._executor.reset()

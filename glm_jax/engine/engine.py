@@ -12,6 +12,7 @@ from jaxtyping import Float
 from bucketing.grid import Grid
 from bucketing.grid_use import GridUse
 from bucketing.step_time import StepTime, StepTimeModel
+from glm_jax.engine.admission import QueueFullError
 from glm_jax.engine.children import joined_output
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.execution import Execution
@@ -50,6 +51,7 @@ class Engine:
         steps: steps taken.
         use: how often each cell was used, and how full it was.
         clock: gives the seconds that timeouts are measured by.
+        watches: called with the record of every step, once it is over.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Engine:
         self.steps = 0
         self.use = GridUse()
         self.clock: Callable[[], float] = time.monotonic
+        self.watches: list[Callable[[StepRecord], None]] = []
         self._execution = Execution(config, grid, pages, executor)
         self._intake = Intake(
             config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, tokenizer=tokenizer
@@ -146,11 +149,15 @@ class Engine:
         for number, entry in enumerate(entries):
             try:
                 self.scheduler.add(entry.request)
-            except ValueError:
+            except ValueError as error:
                 for added in entries[:number]:
                     self.scheduler.abort(added.request.request_id)
+                self._notes.refused += isinstance(error, QueueFullError)
                 raise
+        now = time.perf_counter()
         for entry in entries:
+            entry.times.arrival = now
+            self._notes.arrive(entry.request, now, 0 if entry.index else params.n)
             self._entries[entry.request.request_id] = entry
             if entry.reads_head:
                 self._head_users[entry.request.request_id] = entry
@@ -205,11 +212,11 @@ class Engine:
         A fault never escapes: the requests it names fail, the others go on (see ``faults``). An
         interrupt (Ctrl-C) does, after the step was undone: the next step recomputes.
         """
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), time.process_time()
         deltas, self._late = self._late, []
         clock = PhaseClock(started)
         plan: StepPlan | None = None
-        notes = self._notes = StepNotes()
+        notes = self._notes
         try:
             with clock.phase("schedule"):
                 self._fault_hook("schedule", None)
@@ -219,6 +226,7 @@ class Engine:
                 deltas += map(self._delta, self.scheduler.expire(self.clock()))
                 plan = self.scheduler.schedule()
             if plan is not None:
+                self._note_admitted(plan, started)
                 new = self._run(plan, clock)
                 deltas += new
                 # A chunk alone is no progress: after a reset it is computed again.
@@ -232,9 +240,14 @@ class Engine:
             self._lose_pool()
             raise
         wall_time = time.perf_counter() - started
-        record = record_of(self.steps, plan, notes, clock.phases(), wall_time)
+        cpu_time = time.process_time() - cpu_before
+        record = record_of(self.steps, plan, notes, clock.phases(), wall_time, started, cpu_time)
+        # From here on what happens (an abort, an arrival) is the next step's news.
+        self._notes = StepNotes()
         self._learn(record)
         self.steps += 1
+        for watch in self.watches:
+            watch(record)
         return StepResult(deltas, record)
 
     def _run(self, plan: StepPlan, clock: PhaseClock) -> list[StreamDelta]:
@@ -252,6 +265,7 @@ class Engine:
             outputs = execution.dispatch(plan, parts)
         with clock.phase("device"):
             self._fault_hook("device", plan)
+            execution.wait(outputs)
         with clock.phase("fetch"):
             self._fault_hook("fetch", plan)
             fetched = execution.fetch(parts, outputs)
@@ -263,12 +277,20 @@ class Engine:
             self._fault_hook("commit", plan)
             updates = fetched.commit(self.scheduler, plan)
             # Only a loop has several updates of a request.
-            single = updates if fetched.steps == 1 else joined(updates)
+            single = updates
+            if fetched.steps > 1:
+                single = joined(updates)
+                notes.loop_rows = sum(1 + len(update.draft_token_ids) for update in updates)
             deltas = {
                 one.request_id: self._delta(one, logprobs.get(one.request_id, ())) for one in single
             }
             self._note_drafts(updates, deltas)
             return list(deltas.values())
+
+    def _note_admitted(self, plan: StepPlan, now: float) -> None:
+        for rows in plan.entries:
+            if rows.request.needs_reset:
+                self._entries[rows.request_id].times.admit(now)
 
     def _note_drafts(
         self, updates: Sequence[RequestUpdate], deltas: Mapping[str, StreamDelta]
@@ -338,6 +360,9 @@ class Engine:
                 self.scheduler.finish(request.request_id, FinishReason.ERROR)
                 end_with_error(request, f"making text failed: {type(error).__name__}: {error}")
         reason = request.finish_reason
+        self._notes.give(request.request_id, len(tokens), reason)
+        if tokens:
+            entry.times.give(time.perf_counter())
         delta = StreamDelta(
             entry.parent_id,
             text,

@@ -86,10 +86,16 @@ class Execution:
             for part in parts
         ]
 
+    def wait(self, outputs: Sequence[StepOutputs | LoopOutputs]) -> None:
+        """Wait for the programs; what fails on the device fails here."""
+        for made in outputs:
+            # Small, kept by the array once it is here, and there with all the others.
+            np.asarray(made.expert_load)
+
     def fetch(
         self, parts: Sequence[Packed], outputs: Sequence[StepOutputs | LoopOutputs]
     ) -> Fetched:
-        """Wait for the programs and fetch what they drew."""
+        """Fetch what the programs drew."""
         return fetch([(part.plan, made) for part, made in zip(parts, outputs, strict=True)])
 
     def read_head(

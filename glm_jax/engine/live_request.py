@@ -1,10 +1,13 @@
 """What the engine keeps of a request besides the scheduler's state, until it is handed out."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from glm_jax.engine.outputs import CompletionOutput, DraftCounts, GroupDrafts, RequestOutput
 from glm_jax.engine.request import Request
 from glm_jax.engine.request_logprobs import RequestLogprobs
+from glm_jax.engine.request_times import RequestTimes
 from glm_jax.engine.text_stream import TextStream
 
 
@@ -19,6 +22,7 @@ class LiveRequest:
         stream: Makes its text; None where nobody wants one.
         logits: Of its prompt's rows, `[T, V]`; None where nobody wants them.
         logprobs: Its log-probabilities; None where nobody wants any.
+        times: When what happened to it.
     """
 
     __slots__ = (
@@ -30,6 +34,7 @@ class LiveRequest:
         "prompt",
         "request",
         "stream",
+        "times",
     )
 
     def __init__(
@@ -49,6 +54,7 @@ class LiveRequest:
         self.stream = stream
         self.logits: np.ndarray | None = None
         self.logprobs: RequestLogprobs | None = None
+        self.times = RequestTimes()
         self._counts = [0, 0, 0]  # the fields of DraftCounts
 
     @property
@@ -86,4 +92,5 @@ class LiveRequest:
             DraftCounts(*self._counts),
             prompt_logprobs,
             request.num_cached_tokens,
+            replace(self.times),
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bucketing.grid import Cell
 from glm_jax.engine.declined import Declined
@@ -10,6 +10,7 @@ from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.engine.modes import Mode, Served
 from glm_jax.engine.plan import NOBODY, Occupancy, StepPlan
 from glm_jax.engine.request import RowClass
+from glm_jax.engine.request_times import RequestTimes
 from glm_jax.engine.step_notes import Arrival, GroupDrafts, StepNotes
 
 
@@ -73,6 +74,7 @@ class RequestOutput:
             for the first. None where they were not asked for, or no token was generated yet.
         num_cached_tokens: tokens of the prompt that were found in the prefix cache when it was
             first admitted; None before.
+        times: when what happened to it; to its first completion.
     """
 
     request_id: str
@@ -83,6 +85,7 @@ class RequestOutput:
     drafts: DraftCounts = NO_DRAFTS
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int | None = None
+    times: RequestTimes | None = None
 
 
 class StreamDelta(NamedTuple):
@@ -263,9 +266,9 @@ def record_of(
         started: by ``time.perf_counter``.
         cpu_time: seconds of the process on all cores.
     """
-    served, fault = notes.served, notes.fault
-    happened = {
-        "fault": fault,
+    kind = "fault" if notes.fault else "idle" if plan is None else plan.kind
+    happened: dict[str, Any] = {
+        "fault": notes.fault,
         "started": started,
         "cpu_time": cpu_time,
         "tokens": notes.tokens,
@@ -274,51 +277,69 @@ def record_of(
         "refused": notes.refused,
     }
     if plan is None:
-        kind = "fault" if fault else "idle"
         return StepRecord(index, kind, None, 0, 0, 0, 0, (), phases, wall_time, **happened)
     return StepRecord(
         index=index,
-        kind="fault" if fault else plan.kind,
-        cell=plan.cell,
-        prefill_rows=plan.prefill_rows,
-        prefill_pad_rows=plan.prefill_pad_rows,
-        decode_rows=plan.decode_rows,
-        decode_pad_rows=plan.decode_pad_rows,
-        request_ids=plan.request_ids,
+        kind=kind,
         phases=phases,
         wall_time=wall_time,
-        mode="" if served is None else served.mode.value,
-        mode_reason="" if served is None else served.reason,
-        pairs=plan.pairs,
-        expert_rows_max=int(notes.expert_load[0]),
-        expert_rows_mean=notes.expert_load[1],
-        drafter=plan.drafter,
-        new_drafts=max((entry.new_drafts for entry in plan.entries), default=0),
-        drafts=notes.drafts,
-        loop_steps=notes.steps,
-        loop_reason=_loop_reason(plan, served),
-        halves=notes.halves,
-        split_reason=notes.split_reason,
-        loop_rows=notes.loop_rows or plan.decode_rows,
-        rows=tuple(
-            RequestRows(
-                entry.known,
-                len(entry.draft_token_ids),
-                entry.start,
-                entry.row_class is RowClass.PREFILL,
-            )
-            for entry in plan.entries
-        ),
-        chunks=len(plan.chunk_entries),
-        predicted=plan.predicted * notes.steps,
-        occupancy=plan.occupancy,
-        cached_tokens=plan.cached_tokens,
-        queried_tokens=plan.queried_tokens,
-        prefix_waits=plan.prefix_waits,
-        declined=plan.declined,
-        preempted=plan.preempted,
+        **_planned(plan),
+        **_ran(plan, notes),
         **happened,
     )
+
+
+def _planned(plan: StepPlan) -> dict[str, Any]:
+    """What a record takes from its plan."""
+    prefill_rows, decode_rows = plan.prefill_rows, plan.decode_rows
+    cell, entries = plan.cell, plan.entries
+    return {
+        "cell": cell,
+        "prefill_rows": prefill_rows,
+        "prefill_pad_rows": cell.prefill - prefill_rows,
+        "decode_rows": decode_rows,
+        "decode_pad_rows": cell.groups * cell.width - decode_rows,
+        "request_ids": tuple([entry.request.request_id for entry in entries]),
+        "rows": tuple(
+            [
+                RequestRows(
+                    entry.known,
+                    len(entry.draft_token_ids),
+                    entry.start,
+                    entry.row_class is RowClass.PREFILL,
+                )
+                for entry in entries
+            ]
+        ),
+        "chunks": len(plan.chunk_entries),
+        "pairs": plan.pairs,
+        "drafter": plan.drafter,
+        "new_drafts": max([entry.new_drafts for entry in entries], default=0),
+        "cached_tokens": plan.cached_tokens,
+        "queried_tokens": plan.queried_tokens,
+        "prefix_waits": plan.prefix_waits,
+        "declined": plan.declined,
+        "preempted": plan.preempted,
+        "occupancy": plan.occupancy,
+    }
+
+
+def _ran(plan: StepPlan, notes: StepNotes) -> dict[str, Any]:
+    """What a record takes from how its plan ran."""
+    served = notes.served
+    return {
+        "mode": "" if served is None else served.mode.value,
+        "mode_reason": "" if served is None else served.reason,
+        "expert_rows_max": int(notes.expert_load[0]),
+        "expert_rows_mean": notes.expert_load[1],
+        "drafts": notes.drafts,
+        "loop_steps": notes.steps,
+        "loop_reason": _loop_reason(plan, served),
+        "loop_rows": notes.loop_rows or plan.decode_rows,
+        "predicted": plan.predicted * notes.steps,
+        "halves": notes.halves,
+        "split_reason": notes.split_reason,
+    }
 
 
 def _loop_reason(plan: StepPlan, served: Served | None) -> str:

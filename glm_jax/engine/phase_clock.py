@@ -31,8 +31,7 @@ class PhaseClock:
         return HostPhases(**self._spent)
 
     def _stop(self, phase: str) -> None:
-        """Charge the time since the last stop to a phase; device waits belong to ``fetch``."""
+        """Charge the time since the last stop to a phase."""
         now = time.perf_counter()
-        phase = "fetch" if phase == "device" else phase
         self._spent[phase] = self._spent.get(phase, 0.0) + now - self._last
         self._last = now

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from bucketing.cell import Cell
 from glm_jax.engine.modes import Served
+from glm_jax.engine.request import FinishReason, Request
 
 
 class GroupDrafts(NamedTuple):
@@ -28,7 +29,7 @@ class Arrival(NamedTuple):
         time: when, by ``time.perf_counter``.
         prompt_tokens: length of its prompt.
         max_tokens: what it may generate; None is as much as fits.
-        n: completions of the user's request.
+        n: completions of the user's request; 0 for all but the first of them.
     """
 
     request_id: str
@@ -69,3 +70,15 @@ class StepNotes:
     refused: int = 0
     halves: tuple[Cell, ...] = ()
     split_reason: str = ""
+
+    def arrive(self, request: Request, now: float, n: int) -> None:
+        """Note a request that was queued."""
+        name, wanted = request.request_id, request.params.max_tokens
+        self.arrived.append(Arrival(name, now, request.prompt_length, wanted, n))
+
+    def give(self, request_id: str, tokens: int, reason: FinishReason | None) -> None:
+        """Note what a request got, and whether that was its end."""
+        if tokens:
+            self.tokens[request_id] = self.tokens.get(request_id, 0) + tokens
+        if reason is not None:
+            self.ended[request_id] = reason.value

@@ -25,7 +25,8 @@ class Cause(StrEnum):
 ADVICE = {
     Cause.PREFILL: (
         "fewer prefill rows a step: lower max_step_ms or max_num_batched_tokens, or set "
-        "long_prefill_token_threshold"
+        "long_prefill_token_threshold; under another step_policy than 'mixed' nobody gets tokens "
+        "from the steps of prompts"
     ),
     Cause.PADDING: (
         "a cell closer to what is asked for: `glm-jax grid plan` on a trace, or more "
@@ -71,12 +72,23 @@ def merged(shares: Iterable[Share]) -> list[Share]:
     """Return one share per cause, the largest first; the evidence is that of the largest part."""
     seconds: dict[Cause, float] = {}
     largest: dict[Cause, Share] = {}
+    parts: dict[Cause, int] = {}
     for share in shares:
         if share.seconds == 0.0:
             continue
         seconds[share.cause] = seconds.get(share.cause, 0.0) + share.seconds
+        parts[share.cause] = parts.get(share.cause, 0) + 1
         best = largest.get(share.cause)
         if best is None or abs(share.seconds) > abs(best.seconds):
             largest[share.cause] = share
-    joined = [largest[cause]._replace(seconds=total) for cause, total in seconds.items()]
+    joined = [
+        Share(cause, total, _evidence(largest[cause], parts[cause]))
+        for cause, total in seconds.items()
+    ]
     return sorted(joined, key=lambda share: -share.seconds)
+
+
+def _evidence(largest: Share, parts: int) -> str:
+    if parts == 1:
+        return largest.evidence
+    return f"{largest.evidence} ({largest.seconds * 1e3:.1f} ms, the largest of {parts} parts)"

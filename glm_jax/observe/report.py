@@ -1,6 +1,7 @@
 """An explanation for people, and as JSON values."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from glm_jax.engine.outputs import StepRecord
 from glm_jax.observe.cause import ADVICE, Cause
 from glm_jax.observe.explanation import Explanation, Spike
+from glm_jax.observe.first_token import FirstToken, first_tokens
 from glm_jax.observe.floor import StepFloor
 
 # Shares of a spike that are shown: from this part of it on.
@@ -44,6 +46,7 @@ def print_explanation(
         f"{len(spikes)} spikes",
         highlight=False,
     )
+    _print_first_tokens(console, records)
     if not spikes:
         return
     console.print(_sums(explanation))
@@ -75,8 +78,41 @@ def as_json(
         "explained": round(explanation.explained, 4),
         "ms_by_cause": {cause: _ms(seconds) for cause, seconds in explanation.seconds.items()},
         "advice": {cause: ADVICE[cause] for cause in _worst(explanation)},
+        "first_tokens": [_first_json(one) for one in first_tokens(records)],
         "spikes": [_spike_json(spike, records, floor) for spike in explanation.spikes],
     }
+
+
+def _first_json(first: FirstToken) -> dict[str, Any]:
+    return {
+        "request": first.request_id,
+        "ms": _ms(first.seconds),
+        "computed_ms": _ms(first.computed),
+        "steps": first.steps,
+        "waited_ms": {str(reason): _ms(seconds) for reason, seconds in first.waited.items()},
+    }
+
+
+def _print_first_tokens(console: Console, records: Sequence[StepRecord]) -> None:
+    """Print what first tokens waited for, all requests together."""
+    firsts = first_tokens(records)
+    if not firsts:
+        return
+    total = sum(first.seconds for first in firsts)
+    parts = {"computing their rows": sum(first.computed for first in firsts)}
+    for first in firsts:
+        for reason, seconds in first.waited.items():
+            parts[str(reason)] = parts.get(str(reason), 0.0) + seconds
+    shares = ", ".join(
+        f"{reason} {seconds / total:.0%}"
+        for reason, seconds in sorted(parts.items(), key=lambda item: -item[1])
+        if seconds >= _SMALL * total
+    )
+    usual = median(first.seconds for first in firsts)
+    console.print(
+        f"{len(firsts)} first tokens, after {usual * 1e3:.1f} ms in the median: {shares}",
+        highlight=False,
+    )
 
 
 def _spike_json(

@@ -87,11 +87,10 @@ class StepShares:
         record = self._records[place]
         normal = alone.seconds * record.loop_steps
         usual = self._usual(place, alone)
-        wall = record.wall_time
-        regular = min(usual.seconds * record.loop_steps, wall) - normal
-        shares = self._slowness.shares(place, wall - normal - regular, usual)
+        whole, shares = self._apart(place, usual)
+        regular = whole - normal
         if regular < 0:
-            shares.append(Share(Cause.UNKNOWN, regular, "faster than usual"))
+            shares.append(Share(Cause.UNKNOWN, regular, f"faster than {alone.basis}"))
         elif own is not None:
             evidence = f"its own rows were computed again beside {_rows(record)}"
             shares.append(Share(own, regular, evidence))
@@ -108,15 +107,26 @@ class StepShares:
             evidence: What says so.
         """
         record = self._records[place]
-        wall = record.wall_time
-        usual = None if record.cell is None else self._usual(place, None)
-        if usual is None or record.fault is not None:
-            return StepTold(0.0, [Share(cause, wall, evidence)])
-        regular = min(usual.seconds * record.loop_steps, wall)
-        shares = self._slowness.shares(place, wall - regular, usual)
+        if record.cell is None or record.fault is not None:
+            return StepTold(0.0, [Share(cause, record.wall_time, evidence)])
+        whole, shares = self._apart(place, self._usual(place, None))
         if cause is Cause.PREFILL:
-            return StepTold(0.0, shares + _divided(record, regular, record.pad_rows, evidence))
-        return StepTold(0.0, [*shares, Share(cause, regular, evidence)])
+            return StepTold(0.0, shares + _divided(record, whole, record.pad_rows, evidence))
+        return StepTold(0.0, [*shares, Share(cause, whole, evidence)])
+
+    def _apart(self, place: int, usual: Typical) -> tuple[float, list[Share]]:
+        """Return what a step usually takes, and whose the time above it is.
+
+        A step can be faster than those it is compared with; over many steps that evens out, so it
+        is kept. One that was only guessed at is no slower than it was.
+        """
+        record = self._records[place]
+        wall, whole = record.wall_time, usual.seconds * record.loop_steps
+        if whole <= wall:
+            return whole, self._slowness.shares(place, wall - whole, usual)
+        if not usual.measured:
+            return wall, []
+        return whole, [Share(Cause.UNKNOWN, wall - whole, f"faster than {usual.basis}")]
 
     def _usual(self, place: int, alone: Typical | None) -> Typical:
         """Return what a step takes as a FULL step of its cell."""

@@ -222,6 +222,9 @@ class Living:
             if name not in self._seeds:
                 continue
             check(engine.is_finished(name), f"{name} is unfinished")
+            for child in engine._children[name]:
+                seen["overtaken"] += child.request.overtaken
+                seen["deadlines passed"] += "deadline" in (child.request.error or "")
             output, logits = engine.release(name)
             self._check_deltas(output)
             self._check_reasons(number, output)

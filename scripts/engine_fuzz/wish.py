@@ -96,7 +96,9 @@ def _stop_strings(rng: Random, known: Known) -> Mapping[str, Any]:
     stops = ["zzzz"]
     if known.text:
         start = rng.randrange(len(known.text))
-        stops.append(known.text[start : start + rng.randint(1, 4)])
+        stop = known.text[start : start + rng.randint(1, 4)]
+        # Bytes that are no text may still become some: they are no user's stop string.
+        stops += [stop] if "\ufffd" not in stop else []
     return {"stop": stops, "include_stop_str_in_output": rng.random() < 0.3}
 
 

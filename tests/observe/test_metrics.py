@@ -133,7 +133,7 @@ def test_times_of_the_outputs_are_those_of_the_histograms():
     assert life.value("vllm:request_queue_time_seconds_sum") == pytest.approx(waits, rel=1e-6)
     # The output's moment is that of its delta, the histogram's the end of the step.
     first = sum(one.first_token - one.arrival for one in ended)
-    assert life.value("vllm:time_to_first_token_seconds_sum") == pytest.approx(first, abs=0.02)
+    assert life.value("vllm:time_to_first_token_seconds_sum") == pytest.approx(first, abs=0.2)
     for one in ended:
         assert one.arrival <= one.scheduled <= one.first_token <= one.last_token
 
