@@ -68,6 +68,17 @@ def test_generate_prints_a_line_of_logprobs_per_token(capsys, monkeypatch, argum
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
+def test_step_log_reaches_the_model(monkeypatch, tmp_path, capsys):
+    asked = []
+    monkeypatch.setattr(
+        glm_jax, "LLM", lambda model, **options: asked.append(options) or OneToken(model)
+    )
+    path = tmp_path / "steps.jsonl"
+    assert main(["generate", "hello", "--logprobs", "1", "--step-log", str(path)]) == 0
+    assert asked[0]["step_log"] == path
+    capsys.readouterr()
+
+
 def options_of(*arguments: str) -> dict:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)

@@ -275,7 +275,9 @@ def _want_waiting(
             found.writing.append(request)
             continue
         need = pool.pages_for(request.admission_rows) - len(cached)
-        need += sum(pool.references(page) == 0 for page in cached)
+        if need <= free - watermark:
+            # Cached pages that nobody owns count as free until they are taken.
+            need += sum(pool.references(page) == 0 for page in cached)
         if need > free - watermark:
             if request.overtaken >= config.max_overtakes:
                 behind = (Reason.OVERTAKEN, waiting[index + 1 :])

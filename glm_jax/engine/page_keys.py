@@ -33,18 +33,21 @@ class PageKeys:
         self._with_next = with_next
         self._keys: list[bytes] = []
 
-    def upto(self, tokens: Int32[np.ndarray, " T"], page_size: int) -> list[bytes]:
-        """Return the keys of the full pages before the last token; do not change the list.
+    def upto(
+        self, tokens: Int32[np.ndarray, " T"], page_size: int, most: int | None = None
+    ) -> list[bytes]:
+        """Return keys of the full pages; do not change the list.
 
-        The last token is in no such page, so at least one row is left to be computed.
+        A key that depends on the token after its page is known once that token is.
 
         Args:
             tokens: All that are known; those of an earlier call may not have changed.
             page_size: Tokens per page.
+            most: Make no more keys than this many in all; the list may be longer already.
         """
         keys = self._keys
-        known = (len(tokens) - 1) // page_size
-        for page in range(len(keys), known):
+        known = (len(tokens) - self._with_next) // page_size
+        for page in range(len(keys), known if most is None else min(known, most)):
             start, stop = page * page_size, (page + 1) * page_size
             hashed = blake2b(keys[-1] if keys else self._root, digest_size=KEY_BYTES)
             hashed.update(b"tokens:" + tokens[start:stop].tobytes())

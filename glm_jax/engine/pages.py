@@ -29,6 +29,7 @@ class PagePool:
         num_pages: Pages of the cache arrays, page 0 included.
         page_size: Tokens per page.
         evictions: Cached pages that were handed out for something else.
+        losses: How often a page could be found no more: evicted, replaced, or all at once.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -41,10 +42,12 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.evictions = 0
+        self.losses = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget all owners and contents: the cache itself was lost and made anew."""
+        self.losses += 1
         # Popped from the end, so that low pages go first and a page just freed is reused soon.
         self._free = list(range(self.num_pages - 1, 0, -1))
         self._references = [0] * self.num_pages
@@ -171,6 +174,7 @@ class PagePool:
 
     def _hide(self, page: int) -> None:
         """Let a page's content be found no more."""
+        self.losses += 1
         del self._published[self._keys.pop(page)]
         if page in self._cached:
             del self._cached[page]
@@ -181,4 +185,5 @@ class PagePool:
         page, _ = self._cached.popitem(last=False)
         del self._published[self._keys.pop(page)]
         self.evictions += 1
+        self.losses += 1
         return page

@@ -40,44 +40,53 @@ class PrefixCache:
         self._pool = pool
         self._drafts = drafts
 
-    def keys(self, request: Request) -> Sequence[bytes]:
-        """Return the keys of a request's full pages, but for one that its last token ends."""
-        if request.page_keys is None:
-            request.page_keys = PageKeys(request.cache_salt, with_next=self._drafts)
-        return request.page_keys.upto(request.tokens, self._pool.page_size)
-
     def hit(self, request: Request, *, complete: bool) -> list[int]:
         """Return the cached pages that a request begins with; nothing is taken yet.
+
+        What was found before stays found until the pool loses a page, so that a request that waits
+        for long is not looked up from its beginning in every step. At least its last row is left.
 
         Args:
             request: It waits.
             complete: Take only pages that hold what the drafter needs.
         """
-        pages: list[int] = []
         if not (self.enabled and request.reads_prefix):
-            return pages
-        for key in self.keys(request):
-            page = self._pool.find(key, complete=complete and self._drafts)
+            return []
+        complete = complete and self._drafts
+        found = request.found
+        if found is None or found[:2] != (self._pool.losses, complete):
+            found = request.found = self._pool.losses, complete, []
+        pages = found[2]
+        while (key := self.next_key(request, len(pages))) is not None:
+            page = self._pool.find(key, complete=complete)
             if page is None:
                 break
             pages.append(page)
         return pages
 
     def next_key(self, request: Request, hit: int) -> bytes | None:
-        """Return the key of the first page that was not found, if another request may write it."""
+        """Return the key of the page after so many, if the request could begin with it."""
         if not (self.enabled and request.reads_prefix):
             return None
-        keys = self.keys(request)
-        return keys[hit] if hit < len(keys) else None
+        if hit >= (request.length - 1) // self._pool.page_size:
+            return None
+        return self._keys(request, hit + 1)[hit]
 
     def being_written(self, request: Request, start: int) -> Iterable[bytes]:
         """Return the keys of the pages that a prefill still writes, from position ``start`` on."""
-        return self.keys(request)[start // self._pool.page_size :] if self.enabled else ()
+        return self._keys(request)[start // self._pool.page_size :] if self.enabled else ()
+
+    def _keys(self, request: Request, most: int | None = None) -> Sequence[bytes]:
+        """Return the keys of a request's full pages; of ``most`` pages at least, if there are."""
+        if request.page_keys is None:
+            request.page_keys = PageKeys(request.cache_salt, with_next=self._drafts)
+        return request.page_keys.upto(request.tokens, self._pool.page_size, most)
 
     def take(self, request: Request, pages: Sequence[int]) -> None:
         """Give cached pages to a request that is being admitted: their rows count as computed."""
         self._pool.share(pages)
         request.pages = list(pages)
+        request.found = None
         request.published = len(pages)
         request.computed = found = len(pages) * self._pool.page_size
         if request.num_cached_tokens is None:
@@ -99,7 +108,7 @@ class PrefixCache:
         filled = known // self._pool.page_size
         if not self.enabled or filled <= request.published:
             return
-        keys = self.keys(request)
+        keys = self._keys(request)
         for index in range(request.published, filled):
             complete = request.speculates or not self._drafts
             self._pool.publish(request.pages[index], keys[index], complete=complete)

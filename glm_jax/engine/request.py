@@ -73,6 +73,8 @@ class Request:
         cache_salt: It shares pages only with requests of the same salt.
         reads_prefix: Whether it may begin with cached pages; not where every row is wanted.
         page_keys: Names the content of its pages; made when first needed.
+        found: Cached pages that it begins with, while it waits: (losses of the pool then, whether
+            complete ones were asked for, pages). None where it was not looked up.
         published: How many of its pages others can find.
         num_cached_tokens: Tokens found in the prefix cache when it was first admitted; None before.
         controls: How its logits are changed beyond what its slot says; None is not at all.
@@ -93,6 +95,7 @@ class Request:
         "eos_token_ids",
         "error",
         "finish_reason",
+        "found",
         "length",
         "max_length",
         "needs_reset",
@@ -153,6 +156,7 @@ class Request:
         self.cache_salt = cache_salt
         self.reads_prefix = True
         self.page_keys: PageKeys | None = None
+        self.found: tuple[int, bool, list[int]] | None = None
         self.published = 0
         self.num_cached_tokens: int | None = None
         self.controls: RequestControls | None = None

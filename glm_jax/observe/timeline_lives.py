@@ -114,7 +114,7 @@ def _note_reasons(record: StepRecord, living: dict[str, Life]) -> None:
     notes = [(note.reason.value, note.request_ids) for note in record.declined]
     for reason, names in [*notes, ("preempted", record.preempted)]:
         for name in names:
-            if name in living and name not in record.request_ids:
+            if name in living:
                 reasons = living[name].reasons
                 reasons[reason] = reasons.get(reason, 0) + 1
 

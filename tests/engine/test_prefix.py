@@ -246,12 +246,44 @@ def test_keys_grow_with_the_tokens_and_depend_on_all_before():
     keys = PageKeys(None, with_next=False)
     short = list(keys.upto(tokens[:9], 4))
     whole = list(keys.upto(tokens, 4))
-    assert [len(key) for key in whole] == [KEY_BYTES] * 4
+    assert [len(key) for key in whole] == [KEY_BYTES] * 5
     assert whole[:2] == short
     assert whole == PageKeys(None, with_next=False).upto(tokens, 4)
     tokens[0] += 1
     changed = PageKeys(None, with_next=False).upto(tokens, 4)
     assert not set(changed) & set(whole)
+
+
+def test_a_key_that_depends_on_the_next_token_waits_for_it():
+    tokens = np.array(SHARED, np.int32)
+    assert len(PageKeys(None, with_next=True).upto(tokens, 4)) == 4
+    assert len(PageKeys(None, with_next=True).upto(tokens[:17], 4)) == 4
+    assert len(PageKeys(None, with_next=True).upto(tokens[:16], 4)) == 3
+
+
+def test_a_page_that_the_last_token_of_a_prompt_ends_is_waited_for_too():
+    loop = loop_of(max_num_batched_tokens=32)
+    loop.add("first", SHARED, max_tokens=4)
+    loop.add("second", [*SHARED, 1, 2], max_tokens=4)
+    assert rows_of(loop.schedule_and_run()) == {"first": 20}
+    assert rows_of(loop.schedule_and_run()) == {"second": 2}
+    check_end(loop)
+
+
+def test_what_was_found_is_looked_up_again_once_the_pool_lost_a_page():
+    loop = loop_of(num_pages=13, max_num_seqs=1)
+    loop.add("old", SHARED, max_tokens=1)
+    loop.finish()
+    loop.add("runs", prompt_of(RNG, 16), max_tokens=20)
+    loop.step()
+    again = loop.add("again", SHARED, max_tokens=1)
+    loop.scheduler.prefix.hit(again, complete=False)
+    assert len(again.found[2]) == 4
+    # The running one grows into the pages that were found.
+    loop.finish()
+    assert loop.pool.evictions > 0
+    assert again.num_cached_tokens < 16
+    check_end(loop)
 
 
 def test_a_salt_is_no_token():

@@ -20,6 +20,7 @@ from glm_jax.engine.engine import Engine
 from glm_jax.model.config import GlmConfig
 from glm_jax.model.parameters import parameter_specs
 from glm_jax.model_files import find_model
+from glm_jax.observe.step_log import read_step_log
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 EPS = 1e-6
@@ -52,7 +53,7 @@ def golden(name: str) -> Golden:
         )
 
 
-def test_logits_and_greedy_tokens_equal_transformers():
+def test_logits_and_greedy_tokens_equal_transformers(tmp_path):
     """The product's front door with one cell, whose chunks and groups serve every step."""
     expected = golden("odd")
     llm = LLM(
@@ -65,6 +66,7 @@ def test_logits_and_greedy_tokens_equal_transformers():
         max_num_batched_tokens=64,
         execution_mode="full",
         grid_cells=((64, 1, 1),),
+        step_log=tmp_path / "steps.jsonl",
     )
     logits = llm.logits(expected.tokens.tolist())
     check_logits(expected, logits)
@@ -72,6 +74,17 @@ def test_logits_and_greedy_tokens_equal_transformers():
     params = SamplingParams(temperature=0, max_tokens=len(generated), ignore_eos=True)
     (output,) = llm.generate([expected.tokens[: expected.prompt_tokens].tolist()], params)
     assert output.outputs[0].token_ids == generated
+    check_log(llm, tokens=1 + len(generated))
+
+
+def check_log(llm: LLM, *, tokens: int) -> None:
+    """What the model was asked to log: its programs, and every token it drew."""
+    (log,) = llm._observers
+    log.close()
+    written = read_step_log(log.path)
+    assert written.header.model == llm.model_config
+    assert "P=64 G=1 Q=1" in {event.program for event in written.compiles}
+    assert sum(sum(record.tokens.values()) for record in written.records) == tokens
 
 
 def check_logits(expected: Golden, logits: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,6 +12,7 @@ from observe.lives import Life
 from observe.planted_log import CHUNK, PlantedLog
 
 from glm_jax.engine.config import EngineConfig
+from glm_jax.engine.outputs import HostPhases
 from glm_jax.observe.log_header import header_now
 from glm_jax.observe.step_line import LoggedStep
 from glm_jax.observe.step_log import StepLogFile
@@ -48,7 +50,9 @@ def test_figures_are_sums_over_the_log(options):
     life = Life(7, **options)
     life.live(8)
     records = [record for record in life.records if record.cell is not None]
-    sums = sums_by_kind(signals_of(log_of(life.records)))
+    signals = signals_of(log_of(life.records))
+    sums = sums_by_kind(signals)
+    assert signals.mixed.tolist() == [record.kind == "mixed" for record in records]
     prompt = {
         kind: sum(
             rows.known
@@ -112,17 +116,21 @@ def test_mixed_steps_that_follow_each_other_are_one_span(planted):
 
 
 def test_the_device_is_busy_from_the_dispatch_until_its_outputs_are_there(planted):
-    records = planted.records
+    phases = HostPhases(schedule=1e-3, dispatch=0.5e-3, device=2e-3, fetch=0.25e-3)
+    records = [replace(record, phases=phases) for record in planted.records]
     ends = [record.started + record.wall_time for record in records]
-    busy = signals_of(log_of(records)).busy
-    assert busy[0] == pytest.approx(records[0].phases.device / records[0].wall_time)
-    for place in range(1, len(records)):
-        phases = records[place].phases
-        share = (phases.dispatch + phases.device) / (ends[place] - ends[place - 1])
-        assert busy[place] == pytest.approx(share)
-    waited = sum(record.phases.device for record in records)
+    signals = signals_of(log_of(records))
     total = ends[-1] - records[0].started
-    assert signals_of(log_of(records)).busy_share == pytest.approx(waited / total)
+    between = np.diff([records[0].started, *ends])
+    np.testing.assert_allclose(signals.busy, 2.5e-3 / between)
+    assert signals.busy_share == pytest.approx(len(records) * 2.5e-3 / total)
+
+
+def test_a_lost_step_is_left_out(planted):
+    lost = replace(planted.records[3], kind="fault", fault="fetch: broken")
+    signals = signals_of(log_of([*planted.records[:3], lost, *planted.records[4:]]))
+    assert len(signals.starts) == len(planted.records) - 1
+    assert signals.steps_by_mode() == {"FULL": 18, "PIECEWISE": 1}
 
 
 def test_an_id_that_is_used_again_is_another_line():
