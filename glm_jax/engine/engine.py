@@ -363,14 +363,11 @@ class Engine:
         self._notes.give(request.request_id, len(tokens), reason)
         if tokens:
             entry.times.give(time.perf_counter())
+        # By position: one is made for every request of every step.
+        ended = None if reason is None else reason.value
+        stop, error = request.stop_value, request.error
         delta = StreamDelta(
-            entry.parent_id,
-            text,
-            tokens,
-            None if reason is None else reason.value,
-            request.stop_value,
-            request.error,
-            index=entry.index,
+            entry.parent_id, text, tokens, ended, stop, error, None, None, entry.index
         )
         return delta if entry.logprobs is None else entry.logprobs.added_to(delta, drawn)
 
@@ -380,9 +377,10 @@ class Engine:
         """New text, and how many tokens stay; ends the request at a completed stop string."""
         ended = request.finish_reason is FinishReason.STOP
         text, kept = stream.push(tokens, ended=ended)
+        if stream.matched is None and request.finished:
+            # Bytes that never became a character are one now, and may complete a stop string.
+            text += stream.finish()
         if stream.matched is not None:
             self.scheduler.finish(request.request_id, FinishReason.STOP)
             end_at_stop_string(request, stream.matched, len(tokens) - kept)
-        elif request.finished:
-            text += stream.finish()
         return text, kept

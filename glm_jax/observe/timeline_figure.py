@@ -156,7 +156,7 @@ def _modes(panel: "Axes", signals: Signals) -> None:
         )
         below += counts
     panel.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-    _head(panel, f"Steps by mode, per {edges[1] * 1e3:.3g} ms", "steps")
+    _head(panel, f"Steps by mode, per {edges[1]:.3g} s", "steps")
 
 
 def _stairs(
