@@ -15,6 +15,7 @@ import glm_jax
 from glm_jax import grid_plan
 from glm_jax.cli_flags import (
     add_engine_flags,
+    add_log_plans_flag,
     add_model_flag,
     add_profile_flags,
     add_sampling_flags,
@@ -31,6 +32,7 @@ from glm_jax.deployment import options as deployment
 from glm_jax.engine.logprob import PositionLogprobs
 from glm_jax.ledger import options as ledger
 from glm_jax.observe import options as explain
+from glm_jax.observe import replay_options
 from glm_jax.observe import timeline_options as timeline
 
 _SCENARIO_FLAGS = {
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(generate)
     add_sampling_flags(generate)
     add_step_log_flag(generate)
+    add_log_plans_flag(generate)
     add_profile_flags(generate)
     generate.set_defaults(run=_generate)
     demo = commands.add_parser(
@@ -118,6 +121,15 @@ def _add_log_commands(commands: Any) -> None:
     )
     explain.add_arguments(why)
     why.set_defaults(run=_explain)
+    again = commands.add_parser(
+        "replay",
+        help="run the steps of a log again and compare every bit",
+        description=replay_options.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    add_model_flag(again)
+    replay_options.add_arguments(again)
+    again.set_defaults(run=_replay)
     trace = commands.add_parser(
         "trace",
         help="a step log as a timeline: JSON for Perfetto, a page, a picture",
@@ -165,7 +177,8 @@ def _generate(options: argparse.Namespace) -> int:
     # Whoever waits for one answer gets it soonest piece by piece.
     chosen.setdefault("grid_warm", "none")
     # Resolved at this line, JAX and all, so that --help and usage errors are instant.
-    llm = glm_jax.LLM(options.model, step_log=options.step_log, **chosen)
+    log = {"step_log": options.step_log, "log_plans": options.log_plans}
+    llm = glm_jax.LLM(options.model, **log, **chosen)
     prompts: list[Any] = list(options.prompt)
     if options.chat:
         if llm.tokenizer is None:
@@ -232,6 +245,10 @@ def _ledger(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     return importlib.import_module("glm_jax.observe.command").run(options)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    return importlib.import_module("glm_jax.replay_step").run(options)
 
 
 def _trace(options: argparse.Namespace) -> int:

@@ -64,6 +64,15 @@ def add_step_log_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_log_plans_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--log-plans``."""
+    parser.add_argument(
+        "--log-plans",
+        action="store_true",
+        help="with --step-log: also what every step was told, for `glm-jax replay` (slower)",
+    )
+
+
 def add_profile_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--profile`` and ``--profile-steps``."""
     parser.add_argument(

@@ -16,6 +16,7 @@ from glm_jax.compilation_cache import compile_service
 from glm_jax.device_memory import check_pool, engine_budget, fit_pool
 from glm_jax.engine.config import EngineConfig
 from glm_jax.engine.engine import Engine
+from glm_jax.engine.executor import Executor
 from glm_jax.engine.lowering import Lowering
 from glm_jax.engine.outputs import RequestOutput, StreamDelta
 from glm_jax.engine.runner import Runner
@@ -26,6 +27,7 @@ from glm_jax.model.transformer import Transformer
 from glm_jax.model_files import ModelFiles, find_model, load_model
 from glm_jax.observe.log_header import header_now
 from glm_jax.observe.observer import Observer
+from glm_jax.observe.recorder import Recorder
 from glm_jax.observe.step_log import StepLog
 from glm_jax.progress import compiling_bar, loading_bar, program_name
 from glm_jax.sampling.params import SamplingParams, check_names
@@ -45,7 +47,12 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path | None = None, *, step_log: str | Path | None = None, **options: Any
+        self,
+        model: str | Path | None = None,
+        *,
+        step_log: str | Path | None = None,
+        log_plans: bool = False,
+        **options: Any,
     ) -> None:
         """Load the weights and compile every cell of the grid.
 
@@ -53,6 +60,8 @@ class LLM:
             model: folder of a checkpoint in Hugging Face format, "tiny-random", or None for the
                 embedded model.
             step_log: write a line per step to this file (see ``glm-jax explain``).
+            log_plans: write into it what every step was told too, so that ``glm-jax replay`` can
+                run it again. Steps wait for all their outputs then.
             **options: fields of ``EngineConfig`` (dtype, weight_dtype, kv_cache_dtype,
                 latent_norm_eps, page_size, num_pages, seed, layer_storage, layer_loop,
                 max_model_len, max_num_seqs, max_num_batched_tokens, skip_tokenizer_init, ...).
@@ -72,6 +81,8 @@ class LLM:
         if config.num_pages is None:
             config = fit_pool(self.model_config, config, device, budget)
         self.config = config
+        if log_plans and step_log is None:
+            raise ValueError("log_plans needs a step_log to write into. Give it a path.")
         self._observers = self._begin_log(step_log, device)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init and found.folder is not None:
@@ -92,7 +103,7 @@ class LLM:
         self._measured = Measurements(self.compiler.store)
         self.engine = Engine(
             self.config,
-            self.runner,
+            self._recorded() if log_plans else self.runner,
             step_time=self._measured.step_time,
             vocab_size=self.model_config.vocab_size,
             eos_token_ids=self.model_config.eos_token_ids,
@@ -107,6 +118,14 @@ class LLM:
         if path is None:
             return []
         return [StepLog(path, header_now(self.config, self.model_config, device.platform))]
+
+    def _recorded(self) -> Executor:
+        """Return the runner with a recorder around it, whose calls the step log writes."""
+        recorder = Recorder(self.runner)
+        for observer in self._observers:
+            if isinstance(observer, StepLog):
+                observer.recorder = recorder
+        return recorder.executor
 
     def _load(self, found: ModelFiles, device: jax.Device) -> Transformer:
         """Load the weights onto a device."""

@@ -20,7 +20,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def read_prompts(folder: Path, count: int, length: int) -> list[list[int]]:
     return prompts
 
 
-def start(folder: Path, form: dict[str, str], length: int) -> LLM:
+def start(folder: Path, form: Mapping[str, Any], length: int) -> LLM:
     """A model with one bucket of prompt rows and one of decode rows, compiled."""
     return LLM(
         folder,

@@ -1,7 +1,7 @@
 """Records what an engine lets its executor do, so that any step can be replayed bit by bit."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from bucketing.loop_inputs import LoopInputs, LoopOutputs
 from bucketing.step_inputs import StepInputs, StepOutputs
@@ -26,6 +26,11 @@ class Recorder:
         """
         self._executor = executor
         self._calls: list[RecordedCall] = [RESET]
+
+    @property
+    def executor(self) -> Executor:
+        """Itself, as what an engine takes: whatever it does not do, the executor around does."""
+        return cast("Executor", self)
 
     def take(self) -> list[RecordedCall]:
         """Return the calls since the last time, in order."""

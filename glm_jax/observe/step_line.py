@@ -53,10 +53,13 @@ class LoggedStep(NamedTuple):
     Attributes:
         record: What the engine said of it.
         compiles: Programs that appeared since the line before.
+        calls: What the executor was told since then, as `recorded_call.write_call` writes it; empty
+            where plans are not logged.
     """
 
     record: StepRecord
     compiles: tuple[CompileEvent, ...] = ()
+    calls: Sequence[Any] = ()
 
 
 def write_line(step: LoggedStep) -> str:
@@ -91,6 +94,8 @@ def write_line(step: LoggedStep) -> str:
         line["experts"] = record.expert_rows_max, round(record.expert_rows_mean, 3)
     if step.compiles:
         line["compiles"] = step.compiles
+    if step.calls:
+        line["calls"] = step.calls
     return _ENCODE(line)
 
 
@@ -102,7 +107,8 @@ def read_line(text: str) -> LoggedStep:
     """
     try:
         line = json.loads(text)
-        return LoggedStep(_record(line), _tuples(CompileEvent, line.get("compiles", ())))
+        compiles = _tuples(CompileEvent, line.get("compiles", ()))
+        return LoggedStep(_record(line), compiles, line.get("calls", ()))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{text[:60]!r} is no line of a step log ({type(error).__name__}: {error})."

@@ -12,6 +12,8 @@ from typing import IO, NamedTuple
 from glm_jax.engine.outputs import StepRecord
 from glm_jax.observe.compile_event import CompileEvent
 from glm_jax.observe.log_header import LogHeader, read_header, write_header
+from glm_jax.observe.recorded_call import write_call
+from glm_jax.observe.recorder import Recorder
 from glm_jax.observe.step_line import LoggedStep, read_line, write_line
 
 # A reader that follows the file is at most so far behind, in seconds.
@@ -32,6 +34,7 @@ class StepLog:
     Attributes:
         path: The file.
         steps: Steps written so far.
+        recorder: Where to take what the executor was told, for `glm-jax replay`; None writes none.
     """
 
     def __init__(self, path: str | Path, header: LogHeader) -> None:
@@ -46,6 +49,7 @@ class StepLog:
         """
         self.path = Path(path)
         self.steps = 0
+        self.recorder: Recorder | None = None
         self._file: IO[str] = self.path.open("w", buffering=_BUFFER_BYTES, encoding="utf-8")
         # Nobody has to remember to close it: what is in memory is written when the log goes.
         self._closer = weakref.finalize(self, self._file.close)
@@ -65,7 +69,8 @@ class StepLog:
         compiles = []
         while self._compiles:
             compiles.append(self._compiles.popleft())
-        line = write_line(LoggedStep(record, tuple(compiles)))
+        calls = [] if self.recorder is None else list(map(write_call, self.recorder.take()))
+        line = write_line(LoggedStep(record, tuple(compiles), calls))
         try:
             self._file.write(line + "\n")
             self.steps += 1

@@ -75,7 +75,8 @@ def controls_of(
     if allowed is not None or words:
         choice = range(vocab_size) if allowed is None else allowed
         _check_something_left(choice, banned.union(stop_ids), long_words)
-    penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+    presence, frequency = float(params.presence_penalty), float(params.frequency_penalty)
+    penalties = presence, frequency, float(params.repetition_penalty)
     asked = RequestControls(
         0.0 if allowed is None else -math.inf,
         biases,

@@ -156,3 +156,10 @@ def test_the_end_is_due_behind_each_draft_that_uses_up_the_budget():
     assert ThinkingPart(True, 1).forced([3, 4], budget) == [False, True, True]
     assert ThinkingPart(True, 1).forced([8, 4, 7], budget) == [False, False, False, False]
     assert ThinkingPart(False, 0).forced([7], ThinkingBudget(7, 8, 0)) == [False, True]
+
+
+def test_whole_numbers_are_numbers_too():
+    params = SamplingParams(frequency_penalty=1, presence_penalty=2, logit_bias={3: 5})
+    asked = controls_of(params, vocab_size=10, tokenizer=None, think_ids=None)
+    assert asked.penalties == (2.0, 1.0, 1.0)
+    assert asked.biases == {3: 5.0}
