@@ -21,8 +21,12 @@ def plan(*arguments) -> int:
 def trace(tmp_path):
     path = tmp_path / "trace.jsonl"
     rows = (
-        {"timestamp": 1e3 * time, "input_length": min(prompt, 900), "output_length": output}
-        for time, prompt, output in generate(AZURE_CODE, 24)
+        {
+            "timestamp": 1e3 * arrival.time,
+            "input_length": min(arrival.prompt, 900),
+            "output_length": arrival.output,
+        }
+        for arrival in generate(AZURE_CODE, 24)
     )
     path.write_text("\n".join(map(json.dumps, rows)))
     return path

@@ -246,9 +246,17 @@ class Engine:
         self._notes = StepNotes()
         self._learn(record)
         self.steps += 1
-        for watch in self.watches:
-            watch(record)
+        self._tell(record, deltas)
         return StepResult(deltas, record)
+
+    def _tell(self, record: StepRecord, deltas: list[StreamDelta]) -> None:
+        """Tell all watches of a step; one that raises does so to the caller, and nothing is lost."""
+        try:
+            for watch in self.watches:
+                watch(record)
+        except BaseException:
+            self._late = deltas + self._late
+            raise
 
     def _run(self, plan: StepPlan, clock: PhaseClock) -> list[StreamDelta]:
         """Everything after planning."""

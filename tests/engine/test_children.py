@@ -152,3 +152,19 @@ def test_a_split_step_gives_the_tokens_of_a_whole_one():
         one.finish()
         outputs.append([one.output(name).outputs[0].token_ids for name in prompts])
     assert outputs[0] == outputs[1]
+
+
+def test_a_watch_that_raises_loses_no_piece():
+    one = story()
+    one.add("r", PROMPT[:4], max_tokens=2)
+
+    def broken(record):
+        one.engine.watches.clear()
+        raise OSError("the disk is full")
+
+    one.engine.watches.append(broken)
+    with pytest.raises(OSError, match="disk is full"):
+        one.step()
+    one.finish()
+    assert len(one.output("r").outputs[0].token_ids) == 2
+    one.check_idle()
