@@ -250,7 +250,7 @@ class Engine:
         return StepResult(deltas, record)
 
     def _tell(self, record: StepRecord, deltas: list[StreamDelta]) -> None:
-        """Tell all watches of a step; one that raises does so to the caller, and nothing is lost."""
+        """Tell all watches of a step; what one of them raises goes to the caller, nothing is lost."""
         try:
             for watch in self.watches:
                 watch(record)
