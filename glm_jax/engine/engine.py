@@ -250,7 +250,7 @@ class Engine:
         return StepResult(deltas, record)
 
     def _tell(self, record: StepRecord, deltas: list[StreamDelta]) -> None:
-        """Tell all watches of a step; what one of them raises goes to the caller, nothing is lost."""
+        """Tell all watches of a step; if one raises, the caller sees it and no piece is lost."""
         try:
             for watch in self.watches:
                 watch(record)
