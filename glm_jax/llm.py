@@ -87,19 +87,7 @@ class LLM:
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init and found.folder is not None:
             self.tokenizer = Tokenizer.from_path(found.folder)
-        transformer = self._load(found, device)
-        lowering = Lowering(self.model_config, self.config)
-        programs = ProgramTable()
-        # The list and not the LLM, which would otherwise hold itself.
-        tell = partial(_tell_compiled, self._observers)
-        self.compiler = compile_service(lowering, programs, on_done=tell)
-        order = warm_order(self.model_config, self.config)
-        with compiling_bar(len(order.now)) as progress_compile:
-            self.compiler.warm(order.now, progress_compile)
-        # Before the pool is allocated: an error is better than a killed process.
-        check_pool(lowering, programs.reports, budget)
-        self.runner = Runner(transformer, lowering, programs)
-        self.compiler.start(order.later)
+        self.runner = self._compile(self._load(found, device), budget)
         self._measured = Measurements(self.compiler.store)
         self.engine = Engine(
             self.config,
@@ -118,6 +106,21 @@ class LLM:
         if path is None:
             return []
         return [StepLog(path, header_now(self.config, self.model_config, device.platform))]
+
+    def _compile(self, transformer: Transformer, budget: int) -> Runner:
+        """Compile what the first request waits for, and begin with the rest."""
+        lowering, programs = Lowering(self.model_config, self.config), ProgramTable()
+        # The list and not the LLM, which would otherwise hold itself.
+        tell = partial(_tell_compiled, self._observers)
+        self.compiler = compile_service(lowering, programs, on_done=tell)
+        order = warm_order(self.model_config, self.config)
+        with compiling_bar(len(order.now)) as progress_compile:
+            self.compiler.warm(order.now, progress_compile)
+        # Before the pool is allocated: an error is better than a killed process.
+        check_pool(lowering, programs.reports, budget)
+        runner = Runner(transformer, lowering, programs)
+        self.compiler.start(order.later)
+        return runner
 
     def _recorded(self) -> Executor:
         """Return the runner with a recorder around it, whose calls the step log writes."""

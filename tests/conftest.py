@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
 from compile_counter import CompileCounter
 
@@ -96,6 +97,15 @@ def run_python(
         return finished
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _slow_tests_skip_type_checks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Checking types takes half the time of a thousand steps; other tests check the same calls."""
+    slow = request.node.get_closest_marker("slow") is not None
+    jaxtyping.config.update("jaxtyping_disable", slow)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from scripts.fuzz_engine import EngineFuzz
 STEPS = 2000
 
 
+@pytest.mark.slow
 def test_random_lives_hold_every_invariant(tiny_llm, compile_counter):
     before = compile_counter.compiled
     fuzz = EngineFuzz(tiny_llm)
