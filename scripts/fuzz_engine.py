@@ -170,7 +170,7 @@ class EngineFuzz:
             life = self.life(seed, number)
             try:
                 self.live(life)
-            except Exception as error:
+            except Exception as error:  # whatever broke, its life is made smaller; then it goes on
                 least = shrink(life, self.fails, seconds=seconds)
                 error.add_note(f"life {number} of seed {seed}: {json.dumps(least.as_json())}")
                 raise
@@ -209,7 +209,7 @@ def main() -> None:
     started = time.perf_counter()
     try:
         seen = fuzz.run(steps=options.steps, seed=options.seed)
-    except Exception as error:
+    except Exception as error:  # whatever broke, it can be lived again; the exit status tells
         notes = getattr(error, "__notes__", [])
         written = notes[-1].split(": ", 1)[1] if notes else ""
         options.failure.write_text(written)

@@ -168,7 +168,7 @@ def run_random_schedules(first: int, count: int) -> Counter[str]:
     for seed in range(first, first + count):
         try:
             loop = run_random_schedule(seed)
-        except Exception as error:
+        except Exception as error:  # raised again, with the seed
             error.add_note(f"in run_random_schedule({seed})")
             raise
         seen["drafts"] += loop.scheduler.drafting.policy.acceptance.drafts
